@@ -1,1 +1,1 @@
-"""The codecs of the run file, and what of it may change while a run trains."""
+"""The codecs of the run file, and the keys that may change while a run trains."""

@@ -1,8 +1,8 @@
-"""What may change of a run: while it runs, by ``dtfm-coordinator set``, and when its coordinator starts again with an
+"""The keys of a run that may change: while it runs, by ``dtfm-coordinator set``, and when its coordinator starts again with an
 edited run file.
 
-The run in force is the run file with what operators have set since; the ledger has both. From the next start on, a key that was
-edited in the run file counts as it stands there. What operators have set of the other keys stays.
+The run in force is the run file with the values that operators have set since. The ledger has both. From the next start on, a key
+that was edited in the run file has its new value there. Other keys keep the values that operators have set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 OF_THE_OPTIMIZER = ("train.learning_rate", "train.clip_norm", "train.weight_decay")
-"""Each commit says with which of these its step is applied: a change holds from a step on, the same on all nodes."""
+"""Each commit names the values that its step is applied with: a change holds from a step on, equally on all nodes."""
 
 WHILE_IT_RUNS = (
     *OF_THE_OPTIMIZER,
@@ -32,10 +32,10 @@ WHILE_IT_RUNS = (
     "trust.audit_rate",
     "trust.keys_per_address",
 )
-"""The coordinator alone follows these, or tells nodes at once, and with each commit."""
+"""The coordinator alone uses these keys, or tells nodes immediately, and with each commit."""
 
 FOUND_AT_THE_START = ("model.pretrained", "data.tokenizer", "train.precision")
-"""What these lead to is found when a run starts or its first node joins, and stays."""
+"""The values of these keys are resolved when a run starts or its first node joins, and stay."""
 
 AT_A_START = (
     "cluster.",
@@ -50,16 +50,16 @@ AT_A_START = (
     "train.evaluation_samples",
     "train.rounds",
 )
-"""These do not change what is learned, but for the number of steps, with which the learning rate falls, and rounds, which plans
-change, too."""
+"""These keys do not change the training result. Two exceptions: the number of steps, which the learning rate's fall depends on,
+and rounds, which plans change as well."""
 
 _OF_STEPS = {"warmup_steps", "decay_steps"}
-"""Their defaults are those of the steps that the run began with."""
+"""Their defaults follow from the number of steps that the run began with."""
 
 
 def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
-    """The run once an operator has set ``key`` to ``text``, which is a value as in TOML; a string needs no quotes. ``step``: the
-    last committed one. Raises ValueError."""
+    """The run after an operator has set ``key`` to ``text``, a value as in TOML; a string needs no quotes. ``step``: the last
+    committed step. Raises ValueError."""
     if key not in WHILE_IT_RUNS:
         raise ValueError(
             f"{key[:100]!r} cannot be set while the run goes on. These can: {', '.join(WHILE_IT_RUNS)}. Some other keys can be "
@@ -79,8 +79,8 @@ def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
 
 
 def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str, Any], step: int) -> RunFile:
-    """The run that goes on after ``step`` with this run file. ``before`` is the one of the last start, and ``in_force`` what
-    operators have made of that. Raises ValueError if it would train something else."""
+    """The run that goes on after ``step`` with this run file. ``before``: the run file of the last start. ``in_force``: that file
+    with the values that operators have set. Raises ValueError if the run would train something else."""
     now, old = file.model_dump(mode="json"), parse_run(in_force, "the log")
     for key in (*WHILE_IT_RUNS, *FOUND_AT_THE_START):
         table, name = key.split(".")
@@ -94,7 +94,7 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
 
 
 def check_same(before: RunFile, now: RunFile, step: int) -> None:
-    """Raises ValueError if to go on with ``now`` after ``step`` would train something else."""
+    """Raises ValueError if the run would train something else when it went on with ``now`` after ``step``."""
     old, new = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
     free = (*AT_A_START, *WHILE_IT_RUNS)
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(free))
@@ -108,7 +108,7 @@ def check_same(before: RunFile, now: RunFile, step: int) -> None:
 
 
 def value_of(run: RunFile, key: str) -> Any:
-    """``key`` has one dot."""
+    """The value of ``key``, which has one dot."""
     table, name = key.split(".")
     return getattr(getattr(run, table), name)
 

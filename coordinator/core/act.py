@@ -1,7 +1,7 @@
-"""Findings are carried out here, and nowhere else: in one order, that of `_set_back`.
+"""Carries out findings, which happens nowhere else, in one order (`_set_back`).
 
-What is in hand is given up, suspicions go into the log, the guilty are quarantined and pairs are kept apart, the run goes back
-where the state is in doubt, and then it goes on: by the same plan, or by another.
+First the current work is given up, and suspicions go into the log. Then the guilty are quarantined, and pairs are kept apart. If
+the state is in doubt, the run goes back. Then the run goes on, by the same plan or by another.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, UNAUDITED
 
 STEPS_BETWEEN = 10
-"""Where work is audited, the least number of steps between two that go on from where they stood: nobody can audit these."""
+"""If work is audited, the least number of steps between two steps that resume with the work done so far: these cannot be
+audited."""
 
 
 def carry_out(transition: Transition) -> None:
-    """All findings, in order, and those that come of them."""
+    """Carries out all findings, in order, and the findings that follow from them."""
     while transition.findings and not transition.state.stopped:
         match transition.findings.pop(0):
             case tuple() as doubts:
@@ -54,7 +55,7 @@ def carry_out(transition: Transition) -> None:
 
 
 def separate_or_quarantine(transition: Transition) -> None:
-    """The rule: where no plan is possible without a pair that is in dispute, one of the two goes."""
+    """The rule: if no plan is possible without a disputed pair, one of the two goes."""
     state = transition.state
     if state.stopped or not isinstance(state.phase, Gathering) or not state.ledger.trust.suspicions:
         return
@@ -92,11 +93,12 @@ def _set_back(transition: Transition, setback: Setback) -> None:
 
 
 def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
-    """Nobody applies the step in hand, if there is one. Returns who may have ended it because of an audit."""
+    """Has the current step given up, if there is one. Returns the doubts about a node that may have ended it because of an
+    audit."""
     phase, ledger = transition.state.phase, transition.state.ledger
     if not isinstance(phase, Stepping):
         return ()
-    has_left = setback.lost_state and not setback.doubts  # it may be here again by now
+    has_left = setback.lost_state and not setback.doubts  # the node may be connected again by now
     ended_it = has_left or setback.unwell or any(setback.node in doubt.by for doubt in setback.doubts)
     doubts = auditing.interrupted(transition, phase, setback.node if ended_it else "")
     reason = setback.reason
@@ -112,7 +114,7 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
 
 
 def _suspect(transition: Transition, doubts: Iterable[Doubt]) -> None:
-    """Of each party that is in doubt one name, as it counts once."""
+    """Logs the suspicions. Of each party in doubt only one name is logged, since a party counts once."""
     for doubt in doubts:
         training, party = transition.state.ledger.training, transition.state.ledger.party
         one = {party(node): node for node in (*reversed(doubt.nodes), *doubt.by)}.values()
@@ -123,7 +125,7 @@ def _suspect(transition: Transition, doubts: Iterable[Doubt]) -> None:
 
 
 def _leave_out(transition: Transition, unwell: Iterable[Unwell]) -> None:
-    """Plans do without these nodes and pairs from now on. If several fail alike, the run may be at fault: it ends."""
+    """Plans leave out these nodes and pairs from now on. If several nodes fail alike, the run may be at fault: then it ends."""
     for each in unwell:
         if each.peer:
             pairs.lost(transition, each.node, each.peer, each.why)
@@ -141,8 +143,8 @@ def _sentence(transition: Transition, found: Verdict) -> None:
 
 
 def _go_on_without(transition: Transition, node: str, reason: str) -> None:
-    """A node of the plan has left. A step that all voted for counts, if no audit is open, and every stage's new state is still
-    here."""
+    """A node of the plan has left. A step that all have voted for still counts, if no audit is open, and connected nodes still
+    have every stage's new state."""
     phase, cause = transition.state.phase, f"{node} left ({reason})"
     if (
         isinstance(phase, Stepping)

@@ -1,4 +1,4 @@
-"""Audits as values: what votes say was passed on, what was asked, and what came of it."""
+"""Audits as values: the tensors that votes say were passed on, the requests, and the answers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from dtfm.protos import control_pb2 as wire
 
 COMPARED = ("activations", "gradients", "addends", "losses")
-"""What an audit compares, as in the fields of its answer (control.proto, Audited)."""
+"""The quantities that an audit compares, named like the fields of its answer (control.proto, Audited)."""
 
 Hop = tuple[str, str, int, int, int]
-"""Who sent a tensor to whom, its kind (frame.py), index and part."""
+"""A tensor's sender and receiver, its kind (frame.py), index and part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a node votes to have sent, and to have got: a digest for each."""
+    """The tensors that a node votes to have sent, and to have received, each with its digest."""
 
     sent: Mapping[Hop, bytes]
     received: Mapping[Hop, bytes]
@@ -24,7 +24,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An audit was asked for under this ``number``, and its answer is due ``until`` then."""
+    """A request for an audit: its ``number``, and the time ``until`` which the answer is due."""
 
     number: int
     until: float
@@ -32,9 +32,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Work of the step in hand that others do again: ``order`` is what they are asked, without a number. ``auditors`` are to
-    answer it, the first of them the one that was drawn; the others are asked once that one came to something else. ``requests``
-    and ``answers`` are by auditor; None: no answer came."""
+    """Work of the current step that others repeat. ``order``: the request without a number. ``auditors``: the nodes that are to
+    answer, the drawn one first; the others are asked if the drawn one did not simply find the work right. ``requests`` and
+    ``answers`` are by auditor; an answer of None: no answer came in time."""
 
     order: wire.Audit
     auditors: tuple[str, ...]
@@ -49,8 +49,8 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Auditing:
-    """What is remembered from audit to audit. ``number`` is the last request's. ``due``: by node whose work is audited in any
-    case when it next takes part in a step (auditing.py, audit_next), in how many steps it was drawn for that."""
+    """What is remembered from audit to audit. ``number`` is the last request's. ``due``: the nodes that are audited in any case
+    when they next take part in a step (auditing.py, audit_next), and in how many steps each was drawn for that."""
 
     number: int = 0
     due: Mapping[str, int] = field(default_factory=dict)

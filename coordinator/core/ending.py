@@ -15,7 +15,7 @@ def fail(transition: Transition, reason: str) -> None:
 
 
 def conclude(transition: Transition) -> None:
-    """No step follows, and the state of the last one is safe."""
+    """Ends the run: no step follows, and the state of the last one is safe."""
     ledger, hold = transition.state.ledger, transition.state.ledger.hold
     step = ledger.training.step
     checkpoint = ledger.copies.checkpoints[step]
@@ -23,7 +23,7 @@ def conclude(transition: Transition) -> None:
         put_down(transition, hold.by)
     else:
         what = "weights are in" if checkpoint.weights else "checkpoint is"
-        # Nodes say this too, on machines that may have a folder of that name.
+        # Nodes repeat this sentence, on machines that may have a folder with the same name.
         where = " on the coordinator's machine" if transition.state.run.keeps_checkpoints_itself else ""
         trained = "the one step is trained" if step == 1 else f"all {step} steps are trained"
         reason = f"{trained}; the {what} {checkpoint.folder}{where}"
@@ -32,17 +32,17 @@ def conclude(transition: Transition) -> None:
 
 
 def put_down(transition: Transition, by: str) -> None:
-    """An operator stops the run: everybody goes home, and another process goes on with it."""
+    """Ends this process because an operator stops the run. Nodes leave, and another process goes on with the run."""
     ledger = transition.state.ledger
     step, kept = ledger.training.step, ledger.copies.checkpoint_step
-    safe = "" if ledger.copies.is_safe(step) else f", of which the newest checkpoint is that of step {kept}"
+    safe = "" if ledger.copies.is_safe(step) else f", and the newest checkpoint is of step {kept}"
     reason = f"{by} stopped the run after step {step}{safe}; the same `dtfm-coordinator serve` goes on with it"
     transition.emit(ev.RunStopped(step, reason))
     _say_goodbye(transition, wire.Finish(stopped=True, reason=reason), 0)
 
 
 def stop(transition: Transition, reason: str) -> None:
-    """This process ends, on request. Nodes keep what they have, and wait for the next process."""
+    """Ends this process, on request. Nodes keep their state, and wait for the next process."""
     if transition.state.stopped:
         return
     transition.emit(ev.CoordinatorStopped(reason))
@@ -53,7 +53,7 @@ def stop(transition: Transition, reason: str) -> None:
 
 
 def tell_end(transition: Transition, stream: int) -> None:
-    """A node that was away when the run ended hears how."""
+    """Tells a node that was away when the run ended how it ended."""
     outcome, step = transition.state.ledger.outcome, transition.state.ledger.training.step
     assert outcome is not None
     finish = wire.Finish(completed=outcome.completed, reason=f"The run is over, step {step}: {outcome.reason}")

@@ -1,4 +1,4 @@
-"""What rooms find: values with a reason. Rooms find them by their own state and the incoming facts, and act.py carries them
+"""Findings of rooms: values with a reason. A room draws them from its own state and the incoming facts, and act.py carries them
 out."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dtfm.coordinator.log.events import DigestMismatch
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """One of the ``nodes`` is at fault, as in the event Suspected. ``by``: who says so; empty: the coordinator has seen it."""
+    """One of the ``nodes`` is at fault, as in the event Suspected. ``by``: the accusers; empty: the coordinator has seen it."""
 
     charge: Charge
     nodes: tuple[str, ...]
@@ -22,8 +22,8 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Unwell:
-    """``node`` does not work, for this reason; or with a ``peer``, it says that it could not reach that one. Nobody is guilty of
-    it. ``problem``: as in StepAborted, or PLAN_FAILED."""
+    """``node`` does not work, for the reason ``why``. With a ``peer``: ``node`` says that it could not reach the peer. Nobody is
+    guilty of that. ``problem``: as in StepAborted, or PLAN_FAILED."""
 
     node: str
     problem: str
@@ -33,24 +33,30 @@ class Unwell:
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """The step, the beginning of a plan or the pause in hand is given up because of ``node``, for this ``reason``, and tried
-    again. ``problem``: as in StepAborted, of a step.
-    ``unwell``: what plans do without from now on. ``proven``: what the node has said proves it guilty of this, and it is
-    quarantined at once. ``since``: what was done after this step is in doubt as well; None: nothing is. ``unless_settled``: that
-    holds only if nobody turns out to be guilty. ``lost_state``: the node is gone, or does not hold what it should, so that the
-    same plan cannot go on. ``mismatch``: goes into the log first. ``switches``: the plan that is chosen takes over at once."""
+    """The current step, beginning of a plan or pause is given up because of a node, and tried again."""
 
     problem: str
+    """Of a step: as in StepAborted."""
     node: str
+    """The node that caused this."""
     reason: str
+    """A sentence: why."""
     doubts: tuple[Doubt, ...] = ()
+    """The suspicions that follow."""
     unwell: tuple[Unwell, ...] = ()
+    """The nodes and pairs that plans leave out from now on."""
     proven: Charge | None = None
+    """The charge that the node's own words prove; it is quarantined immediately. None: nothing is proven."""
     since: int | None = None
+    """Work after this step is in doubt as well; None: no such work is."""
     unless_settled: bool = False
+    """Whether ``since`` counts only if no node turns out to be guilty."""
     lost_state: bool = False
+    """Whether the node is gone, or does not hold the state that it should, so that the same plan cannot go on."""
     mismatch: DigestMismatch | None = None
+    """An event that goes into the log first, if there is one."""
     switches: bool = False
+    """Whether the chosen plan takes over immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +69,16 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class OtherPrecision:
-    """Nothing is trained, and the run is to compute in this ``precision``. ``by``: who wants it."""
+    """Before any training, the run is to compute in this ``precision``. ``by``: the node that needs it."""
 
     precision: str
     by: str
 
 
 Finding = tuple[Doubt, ...] | Unwell | Setback | Gone | OtherPrecision
-"""Doubts alone: somebody is in doubt, and the work in hand goes on. So it does where somebody is unwell alone."""
+"""Doubts alone put nodes in doubt while the current work goes on. The work also goes on after an Unwell alone."""
 
 
 def contradicting(charge: Charge, pairs: Iterable[tuple[str, str]], reason: str) -> tuple[Doubt, ...]:
-    """The doubts about pairs of nodes that say what cannot both be true."""
+    """The doubts about pairs of nodes whose statements cannot both be true."""
     return tuple(Doubt(charge, pair, reason, by=pair) for pair in pairs)

@@ -1,7 +1,7 @@
-"""Who is named to whom as having state. A node is believed only about the givers that were named to it.
+"""The nodes that are named to another node as holders of state. A node is believed only about givers that were named to it.
 
-The ledger has who got other state than those hold who trained it, and from whom: such nodes contradict each other
-(Charge.STATE). They are named others, where there are any.
+If a node got state that differs from the state of the nodes that trained it, the ledger has the node and its donors. They
+contradict each other (Charge.STATE). Such a node is named other givers, if there are any.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 
 Givers = tuple[tuple[str, ...], ...]
-"""By layer, the nodes of which a node was told that they have its state; itself among them, if it has it. Empty: nobody has it,
-and it comes from a snapshot or follows from the seed."""
+"""By layer, the nodes that a node was told to have the layer's state; the node itself is among them if it has it. Empty: nobody
+has the state. Then it comes from a snapshot, or follows from the seed."""
 
 
 def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:
-    """For each of ``nodes``, of the state after the last committed step. Empty: part of it is held by nobody."""
+    """For each of ``nodes``, the givers of the state after the last committed step. Empty if nobody holds some part of it."""
     if ledger.training.step == 0 or not ledger.state_is_held:
         return {}
     doubted, tables = _doubted(ledger), dict[int | None, Givers]()
@@ -32,8 +32,9 @@ def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:
 def believed(
     ledger: Ledger, node: str, holders: Sequence[str], doubted: Collection[frozenset[str]] | None = None
 ) -> tuple[str, ...]:
-    """Of those who hold some state: ``node``, if it does, and those from whom it may copy it. They are those whom nobody has
-    contradicted about state, if there are any; else those whom it has not; else all. ``doubted``: see `_doubted`."""
+    """The ``holders`` of some state that ``node`` may copy from, and ``node`` itself if it is a holder. These are the holders
+    that nobody has contradicted about state. If there are none: the holders that ``node`` has not contradicted. If there are
+    none either: all. ``doubted``: see `_doubted`."""
     doubted = _doubted(ledger) if doubted is None else doubted
     if not doubted:
         return tuple(holders)
@@ -47,22 +48,22 @@ def believed(
 
 
 def could_name(named: Collection[Givers], bucket: int, layers: int) -> frozenset[str]:
-    """From whom a node may have a bucket, if it was ``named`` these. Which layers use one that several share, from number
-    ``layers`` on, is not known here."""
+    """The nodes that may have given a node a bucket, if it was ``named`` these givers. Buckets from number ``layers`` on are
+    shared, and which layers use them is not known here."""
     of = slice(bucket, bucket + 1) if bucket < layers else slice(None)
     return frozenset(name for table in named for layer in table[of] for name in layer)
 
 
 def _doubted(ledger: Ledger) -> frozenset[frozenset[str]]:
-    """The sets of parties of which one is at fault that state differed: who had it and who gave it."""
+    """The sets of parties where one is at fault that state differed: the receiver and its givers."""
     return frozenset(
         frozenset(map(ledger.party, each.nodes)) for each in ledger.trust.suspicions if each.said.charge is Charge.STATE
     )
 
 
 def _named(ledger: Ledger, node: str, holders: Givers, doubted: frozenset[frozenset[str]]) -> Givers:
-    """A party that once had something else from several, of which one broke off, is named one at a time, by turns, so that it can
-    say which of them it was."""
+    """The givers for a node. If its party once had wrong state from several givers, it is named one giver at a time, by turns, so
+    that it can say which giver it was."""
     one_by_one = any(ledger.party(node) in parties and len(parties) > 2 for parties in doubted)
     found: dict[tuple[str, ...], tuple[str, ...]] = {}  # most layers are held by the same nodes as the one before
     for layer in holders:

@@ -27,7 +27,7 @@ def part_message(bucket: int, part: SnapshotPart, nodes: Sequence[str]) -> contr
 
 
 def last_commit(ledger: Ledger) -> control_pb2.Commit | None:
-    """With what the last step was applied; None: there is none, or the run has gone back."""
+    """The last commit, with the values that the step was applied with; None: there is no commit, or the run has gone back."""
     last, applied = ledger.training.last, ledger.training.optimizer
     if last is None or applied is None:
         return None
@@ -55,9 +55,9 @@ def assignments(
     givers: Mapping[str, Givers],
     snapshot: control_pb2.SnapshotSource,
 ) -> Iterator[tuple[str, control_pb2.CoordinatorMessage]]:
-    """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
-    if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
-    nodes would not fit into a message."""
+    """The messages that assign the ledger's plan to each of ``nodes``. ``givers``: by node, the holders of the state as of the
+    last committed step; if there are none, all state comes from the ``snapshot``. A node is told only the links that begin at
+    it: all links of hundreds of nodes would not fit into a message."""
     plan = ledger.training.in_force
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}

@@ -1,4 +1,4 @@
-"""The phases of training, and which follows which: this table, by which `Transition.enter` begins one."""
+"""The phases of training, and the table of phases that may follow each. `Transition.enter` begins a phase by this table."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dtfm.protos import control_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class StateTold:
-    """The digest (hex) of a bucket's state, as a node says to have it, and the ``donors`` that it says to have it from; none: it
-    has had it since before the plan, or has read or made it."""
+    """The digest (hex) of a bucket's state, as a node reports it. ``donors``: the nodes that it reports to have it from; empty:
+    it has had the state since before the plan, or has read or made it."""
 
     digest: str
     donors: tuple[str, ...] = ()
 
 
 States = Mapping[str, Mapping[int, StateTold]]
-"""By node and bucket, what nodes say of the state that they hold after the last committed step."""
+"""By node and bucket, the reported state after the last committed step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
     """Nothing trains, for this ``reason``: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last
-    Waiting; ``waiting``: since when training waits for nodes to return with state."""
+    Waiting event. ``waiting``: since when training waits for nodes to return with state; None: it does not."""
 
     since: float
     reason: str
@@ -38,47 +38,62 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
-    have of the next step, and ``codecs`` what they send. ``states``: what they and others hold. ``damaged``: what nodes say is
-    wrong with the checkpoint that all read. ``givers``: who was named to each node to have the state."""
+    """A plan is adopted, and its nodes load their state."""
 
     awaiting: frozenset[str]
+    """The nodes that do not hold their state yet."""
     deadline: float
+    """When the plan fails for the nodes that are still awaited."""
     since: float
+    """When the phase began."""
     progress: Mapping[str, wire.Progress] = field(default_factory=dict)
+    """By ready node, its work on the next step."""
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
+    """By ready node, the codecs that it sends with."""
     states: States = field(default_factory=dict)
+    """The state that nodes report to hold."""
     damaged: Mapping[str, PlanFailed] = field(default_factory=dict)
+    """By node, its report of damage in the checkpoint that all nodes read."""
     givers: Mapping[str, Givers] = field(default_factory=dict)
+    """By node, the holders of state that were named to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in since ``voted``, and the
-    step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
-    ``stalled``: at whom it stood when it was last interrupted. ``slow_line``: the line that has become slow in it, from where
-    to where, and how many times slower (plan/slow_lines.py); None: none has. ``passed``: by node, the tensors that it voted to
-    have sent and got, where work is audited."""
+    """A step trains."""
 
     step: int
+    """The step's number."""
     since: float
+    """When the step began."""
     deadline: float
+    """When the step fails for nodes that have not voted."""
     resumed: bool = False
+    """Whether an earlier generation has done part of the step."""
     voted: float = math.inf
+    """When the last vote came."""
     commit_by: float | None = None
+    """When the step is committed at the latest, unless ``audits`` wait; None: not all have voted."""
     committed_by: float = -math.inf
+    """``commit_by`` of the previous step."""
     stalled: frozenset[str] = frozenset()
+    """The nodes where most micro-batches stood when the step was last interrupted."""
     slow_line: tuple[str, str, float] | None = None
+    """A line that has become slow in the step: source, destination, and how many times slower (plan/slow_lines.py). None: no line
+    has."""
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
+    """By node, its vote."""
     passed: Mapping[str, Passed] = field(default_factory=dict)
+    """By node, the tensors that it voted to have sent and received; empty if work is not audited."""
     audits: tuple[Audit, ...] = ()
+    """The audits that are not decided yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """The last commit paused training: it was the run's last one, or a plan is chosen, or an operator paused the run, or a node
-    that nobody can replace wants to leave (``for_leaver``). ``awaiting``: the nodes that have not confirmed that they applied the
-    commit, and have been here since it was made. ``applied``: what those say that have, by node."""
+    """The last commit paused training. It was the run's last, or a plan is chosen, or an operator paused the run, or an
+    irreplaceable node wants to leave (``for_leaver``). ``awaiting``: the nodes that have not confirmed the commit, and have been
+    connected since it was made. ``applied``: by node, its confirmation."""
 
     deadline: float
     awaiting: frozenset[str]
@@ -97,14 +112,14 @@ class Pausing:
 Phase = Gathering | Switching | Stepping | Pausing
 
 FOLLOWS: Mapping[type[Phase], frozenset[type[Phase]]] = {
-    # A plan is made; or there is none yet, for another reason.
+    # A plan is made; or nothing can be planned yet, for another reason.
     Gathering: frozenset({Switching, Gathering}),
-    # All nodes are ready for the plan: it goes on with the next step, or with the pause after the last one. One is not: it comes
-    # again under the next generation, or another has to be made.
+    # All nodes are ready for the plan: the next step follows, or the pause after the last step. If a node is not ready, the same
+    # plan follows under the next generation, or another has to be made.
     Switching: frozenset({Stepping, Pausing, Switching, Gathering}),
-    # The step is committed, and another follows, or a pause. It is given up: the plan comes again, or another has to be made.
+    # The step is committed, and another step or a pause follows. Or it is given up: the plan comes again, or another is made.
     Stepping: frozenset({Stepping, Pausing, Switching, Gathering}),
-    # A plan that was chosen, or the same again; or somebody has left, or an operator has paused the run.
+    # The chosen plan follows, or the same plan. Or a node has left, or an operator has paused the run.
     Pausing: frozenset({Switching, Gathering}),
 }
-"""By phase, those that may follow it, and why."""
+"""By phase, the phases that may follow it, and why."""

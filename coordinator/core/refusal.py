@@ -1,4 +1,4 @@
-"""A refusal, and what checks of all kinds of messages share."""
+"""A refusal, and helpers that checks of all messages share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtfm.protos.printable import printable
 
 SENTENCE_CHARACTERS = 500
 MOST_SUMMED = 1e300
-"""Losses and squared norms up to here can be summed over all nodes."""
+"""The sum of losses or squared norms over all nodes cannot overflow if each is at most this."""
 
 
 class Refused(ValueError):
@@ -26,7 +26,7 @@ def malformed(field: str, value: object, wanted: str) -> Refused:
 
 
 def require(holds: bool, field: str, value: object, wanted: str) -> None:
-    """Raises Refused unless what the field must be ``holds``."""
+    """Raises Refused unless the field's condition ``holds``. ``wanted``: the condition in words."""
     if not holds:
         raise malformed(field, value, wanted)
 
@@ -44,7 +44,7 @@ def name_some(names: Iterable[str]) -> str:
 
 
 def is_finite(*values: float) -> bool:
-    """Whether sums over all nodes of a plan cannot overflow: larger values count as infinite."""
+    """Whether sums of such values over all nodes of a plan cannot overflow: larger values count as infinite."""
     return all(abs(value) <= MOST_SUMMED for value in values)
 
 

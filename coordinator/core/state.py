@@ -22,7 +22,7 @@ from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 ATTEMPTS = 3
-"""The number of attempts, at a step or at a plan, in which somebody may fail."""
+"""A party may fail in this number of attempts, at steps or at plans."""
 
 Layers = tuple[int, int]
 """[first, past_last)."""
@@ -35,7 +35,7 @@ class Admission(enum.Enum):
     """How far a node has come since its stream opened."""
 
     JOINED = "joined"
-    RELAY = "relay"  # it passes on what others say, and computes nothing
+    RELAY = "relay"  # it passes on messages of other nodes, and computes nothing
     PROBING = "probing"
     ARRIVED = "arrived"
     READY = "ready"
@@ -43,74 +43,91 @@ class Admission(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """A node that copies the state of ``layers`` and keeps up with it, as asked by request ``number``,
-    made in ``generation``.
-
-    ``caught_up``: the last committed step when it first reported; None: it is still copying. ``step`` and ``voted`` are its last
-    report: its copy is as of ``step``, and it has the gradients of the next step as voted in generation ``voted`` (0: not yet).
-    ``reported``: when it first reported to have that much. ``ended``: it could not go on. ``caught_up_before``: whether it had
-    caught up under an earlier request for the same layers. ``due``: when it should have caught up. ``rounds``: of the plan then.
-    """
+    """A node that copies the state of some layers from other nodes, and keeps the copy up to date."""
 
     number: int
+    """The number of the coordinator's request. A report with another number is ignored."""
     generation: int
+    """The generation when the coordinator made the request."""
     layers: Layers
+    """The layers that the standby copies."""
     caught_up: int | None = None
+    """The last committed step when the standby first reported; None: it is still copying."""
     step: int = 0
+    """The step of its copy, from its last report."""
     voted: int = 0
+    """From its last report: if it has the gradients of the next step, the generation of their votes; 0: it has none."""
     reported: float = -math.inf
+    """When it first reported this much."""
     ended: bool = False
+    """Whether it has reported that it cannot go on."""
     caught_up_before: bool = False
+    """Whether it had caught up under an earlier request for the same layers."""
     due: float = math.inf
+    """When it should have caught up."""
     rounds: Rounds = NO_ROUNDS
+    """The rounds of the plan in force when the request was made."""
 
     @property
     def is_of_all(self) -> bool:
-        """Whether it copies all of the state: with rounds it has no moments."""
+        """Whether it copies the whole state. With rounds it copies no moments."""
         return not self.rounds.count
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
-    ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
-    ``certified``: when it last got a certificate. While it is PROBING, ``probing`` are those whose links it still measures,
-    ``reaching`` those who try to dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and
-    has not answered. ``told``: the ways and holders that it was last told (reach/ways.py). ``prepared``: what it would train,
-    while it is JOINED and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of);
-    empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
-    same layers. ``prepares``: what it last said that it does before it is ready (wire.Preparing), and how many tenths of that are
-    done. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
-    disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says.
-    ``device``: its kind, and whether that has bf16. ``precision``: the one that it was told to prepare the run in. ``timed``:
-    when it last told that it had timed its device again. ``told_idle``: what it was last told of why it is idle.
-    ``work``: what its heartbeats say of its work; None: nothing."""
+    """A node's live stream. Times are the coordinator's clock, in seconds."""
 
     node: str
+    """The node's name."""
     stream: int
+    """The stream's number."""
     heard: float
+    """The time of its last sign of life."""
     admission: Admission = Admission.JOINED
+    """How far the node has come."""
     probe_until: float = 0.0
+    """When its link report is due. A relay's: when link tests first included it; 0: not yet."""
     arrived: float = 0.0
+    """When it had everything that a plan needs."""
     standby: Standby | None = None
+    """What it copies as a standby; None: the coordinator has not asked it to."""
     on_disk: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """By step, the buckets of that snapshot on its disk."""
     certified: float = -math.inf
+    """When it last got a certificate."""
     probing: frozenset[str] = frozenset()
+    """While it is PROBING, the nodes that it still measures its links to."""
     reaching: frozenset[str] = frozenset()
+    """While it is PROBING, the nodes that try to dial it."""
     to_measure: Mapping[str, int] = field(default_factory=dict)
+    """By other node, the number of unanswered requests to measure the links to that node."""
     told: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ())
+    """The ways and holders that the coordinator last sent it (reach/ways.py)."""
     prepared: wire.Prepared | None = None
+    """Its description of the run, while the node is JOINED and the coordinator does not believe any description yet."""
     origin: str = ""
+    """Where it came from (candidates.origin_of); empty: not known, or the coordinator's own machine."""
     copies_from: Givers = ()
+    """The donors that were named to it as a standby of the same layers."""
     links_changed: int = 0
+    """The number of times that it was told its links changed, and has not answered by choosing codecs."""
     prepares: tuple[int, int] = (0, -1)
+    """What it last said that it does before it is ready (wire.Preparing), and how many tenths of that are done."""
     disk_bytes: int = 0
+    """Bytes free on its disk when it had read the run; 0: not known."""
     beat: wire.Heartbeat | None = None
+    """Its last heartbeat. The page shows what the heartbeat reports from the driver."""
     device: tuple[str, bool] = ("", False)
+    """The kind of its device, and whether the device has bf16."""
     precision: str = ""
+    """The precision that it was told to prepare the run with."""
     timed: float = -math.inf
+    """When it last reported a new timing of its device."""
     told_idle: str = ""
+    """The last explanation that it got of why it is idle."""
     work: Work | None = None
+    """What its heartbeats say of its work; None: nothing."""
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):
@@ -121,7 +138,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a process of a node says of its work (control.proto, Heartbeat.Work), and ``since`` when it has said just that."""
+    """What a node's process says of its work (control.proto, Heartbeat.Work). ``since``: the time since which it says the
+    same."""
 
     done: int
     waits: bool
@@ -130,7 +148,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """What came of one node's attempt to dial another: the ``way`` that worked (as in LinkReport), or the ``problem``."""
+    """The result when one node dialled another: the ``way`` that worked (as in LinkReport), or the ``problem``."""
 
     way: str
     problem: str = ""
@@ -138,8 +156,8 @@ class Dialled:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a broken link is measured again, and the pause before that. ``works_since``: None while it is broken. ``is_first``: it
-    has not been measured since it broke."""
+    """When a broken link is measured again, and the pause before that. ``works_since``: None while the link is broken.
+    ``is_first``: the link has not been measured since it broke."""
 
     due: float
     pause: float
@@ -149,7 +167,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """When a node that is out of use is tested. ``asked``: when it was asked for the test; None: it was not yet."""
+    """When a node that is out of use is tested. ``asked``: when the node was asked for the test; None: not yet."""
 
     due: float
     asked: float | None = None
@@ -157,7 +175,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A node that left without a word, and may have kept the state that it had in memory. ``heard``: its last sign of life.
+    """A node that left without a goodbye, and may still have state in memory. ``heard``: its last sign of life.
     ``silent``: its lease ended; otherwise its connection broke. ``back``: when it came back; None: it has not."""
 
     heard: float
@@ -167,30 +185,34 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who is connected, and what is remembered of those who left.
-
-    ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
-    ``away``: by node, those that left without a word, and when they came back. ``retries`` are of broken links, and ``slow`` of
-    those that became slow, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of dialling;
-    ``tried``: by two nodes in order of name, the relays that did not work between them. ``tests`` are by node that is out of
-    use. ``lost``: by node, those that it says to have lost since the last commit, after so many commits of the run.
-    ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and heard
-    nodes as they spoke. ``decisions``: the number of times a plan has decided the run's precision.
-    """
+    """The connected nodes, and memories of nodes that left. A pair is two nodes in order of name."""
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
+    """By node."""
     streams: Mapping[int, str] = field(default_factory=dict)
+    """By stream, its node."""
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    """By pair with a broken link, when the link is measured again."""
     tests: Mapping[str, Test] = field(default_factory=dict)
+    """By node that is out of use, its test."""
     lost: Mapping[str, tuple[int, frozenset[str]]] = field(default_factory=dict)
+    """By node: the run's number of commits, and the peers that the node has reported lost since that commit."""
     slow: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    """By pair whose link became slow, when the link is measured again."""
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
+    """By dialling node, then by dialled node: the result."""
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """By pair, the relays that did not work between the two."""
     ended: tuple[str, ...] = ()
+    """The nodes that last left for good, the oldest first."""
     away: Mapping[str, Away] = field(default_factory=dict)
+    """By node that left without a goodbye: when it left, and when it came back."""
     decisions: int = 0
+    """The number of times that a plan has decided the run's precision."""
     looked: float = -math.inf
+    """When this process last looked at the clock."""
     hearing: float = -math.inf
+    """When this process began to look at the clock without gaps. Since then it has heard nodes as they spoke."""
 
     def session_of(self, stream: int) -> Session | None:
         return self.sessions.get(self.streams.get(stream, ""))
@@ -202,16 +224,16 @@ class Members:
         return replace(self, sessions={**self.sessions, session.node: session}, streams=streams)
 
     def without_session(self, node: str) -> Members:
-        """Nobody waits for this node or measures its links any more. If it comes back, its links are measured anew."""
+        """Other nodes stop waiting for this node and measuring its links. If it comes back, its links are measured again."""
         sessions = {name: session.without_peer(node) for name, session in self.sessions.items() if name != node}
         return replace(self, sessions=sessions, streams={session.stream: name for name, session in sessions.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the planner is asked: the best plan for ``nodes`` (each with its process), as measured after ``changes`` surprises
-    (Ledger.changes). ``shown``: what each has shown of itself (trust/claims.py). ``disputes``: those of
-    trust/disputes.py."""
+    """A question to the planner: the best plan for ``nodes`` (each with its process). The measurements are those after
+    ``changes`` surprises (Ledger.changes). ``shown``: what each node has shown of itself (trust/claims.py). ``disputes``: the
+    pairs in dispute (trust/disputes.py)."""
 
     nodes: frozenset[tuple[str, str]]
     changes: int
@@ -221,7 +243,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
-    """``length``: of a round, as in the run file; None: the plan is the one in force, or what is left of it."""
+    """A plan to adopt. ``length``: of a round, as in the run file; None: the plan in force, or the rest of that plan."""
 
     plan: Plan
     reason: str
@@ -232,8 +254,8 @@ class PlanChosen:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question that the planner is working on. ``hasty``: it takes the first good plan. ``tickets``: who waits for the
-    answer."""
+    """A question that the planner is working on. ``hasty``: the planner takes the first good plan. ``tickets``: the callers that
+    wait for the answer."""
 
     number: int
     question: Question
@@ -243,7 +265,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question: the best ``plan``, or None and the ``problem``. ``at``: when that was."""
+    """The planner's answer: the best ``plan``, or None and the ``problem``. ``at``: the time of the answer."""
 
     question: Question
     hasty: bool
@@ -266,8 +288,8 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation in hand, after ``step``. ``chains``: those of held_out_chains, by micro-batch; ``reports``: by node at the
-    end of some, the mean loss of each of these."""
+    """An evaluation after ``step`` that is not finished. ``chains``: the held_out_chains, by micro-batch. ``reports``: by last
+    node of a chain, the mean loss of each micro-batch that ended there."""
 
     step: int
     generation: int
@@ -276,7 +298,7 @@ class Evaluation:
 
     @property
     def expected(self) -> Mapping[str, tuple[int, ...]]:
-        """By node that reports a part, the numbers of its micro-batches."""
+        """By node that reports losses, the numbers of its micro-batches."""
         numbers: dict[str, list[int]] = {}
         for number, chain in enumerate(self.chains):
             numbers.setdefault(chain[-1], []).append(number)
@@ -285,32 +307,37 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTally:
-    """A snapshot under way of the state after ``step``, begun at ``since``.
-
-    ``writers``, each with its layers, have still to report what they wrote to their disks. ``written`` is reported, by bucket and
-    node; ``parts``: what of it counts, once all have, by bucket. ``spread``: what is on one machine alone is copied to another.
-    ``checkpoint``: once all is written, it goes to a checkpoint. ``fetching``: by node, the buckets that it copies from other
-    disks; ``unable``: nodes that could not keep a part; ``problem``: why the first of these could not. Nodes are waited for until
-    ``due``; ``heard`` is when one last reported.
-    """
+    """A snapshot that is being written to disks."""
 
     step: int
+    """The snapshot has the state after this step."""
     since: float
+    """When the snapshot began."""
     writers: Mapping[str, Layers]
+    """By node that has not reported yet, the layers that it writes to its disk."""
     due: float
+    """Until when nodes are waited for."""
     heard: float
+    """The time of the last report."""
     spread: bool
+    """Whether parts on only one machine are copied to another."""
     checkpoint: bool
+    """Whether the snapshot goes to a checkpoint when all of it is written."""
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
+    """By bucket, the file that counts. Empty until all writers have reported."""
     written: Mapping[int, Mapping[str, SnapshotPart]] = field(default_factory=dict)
+    """By bucket and node, the file that the node reported."""
     fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """By node, the buckets that it copies from other disks."""
     unable: frozenset[str] = frozenset()
+    """Nodes that could not keep a part."""
     problem: str = ""
+    """Why the first of the ``unable`` could not; empty if all could."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The buckets that a node sends to a checkpoint, and when all should have arrived."""
+    """The buckets that a node sends to a checkpoint, and when all of them should have arrived."""
 
     buckets: frozenset[int]
     due: float
@@ -318,26 +345,32 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A checkpoint under way, in the folder of ``step`` at ``place``: ``parts`` are by bucket the files of the snapshot, on the
-    nodes' disks. ``weights``: it gets these alone.
-
-    ``files`` have arrived, by bucket, and were ``sent_by`` these nodes; those of ``sending`` are on their way, by node.
-    ``finishing``: the manifest is being written. After a ``problem``, those that ``failed`` leave the rest to others. If no
-    others are left, all is tried ``again`` at this time; ``attempts``: how often that was so.
-    """
+    """A checkpoint that nodes are sending."""
 
     step: int
+    """The checkpoint has the state after this step. The step names its folder."""
     place: str
+    """The run's place for checkpoints."""
     weights: bool
+    """Whether the checkpoint gets only weights."""
     parts: Mapping[int, SnapshotPart]
+    """By bucket, the snapshot's file on the nodes' disks."""
     files: Mapping[int, CheckpointFile] = field(default_factory=dict)
+    """By bucket, the file that has arrived."""
     sent_by: Mapping[int, str] = field(default_factory=dict)
+    """By bucket that has arrived, its sender."""
     sending: Mapping[str, Sending] = field(default_factory=dict)
+    """By node, the buckets that are on their way."""
     finishing: bool = False
+    """Whether the manifest is being written."""
     failed: frozenset[str] = frozenset()
+    """Nodes that failed to send. Other nodes send the rest."""
     problem: str = ""
+    """The last problem; empty before the first."""
     again: float | None = None
+    """When the missing files are tried again, as no other node is left; None: nothing waits for that."""
     attempts: int = 0
+    """The number of times that the checkpoint had to wait for ``again``."""
 
     @property
     def missing(self) -> frozenset[int]:
@@ -354,13 +387,13 @@ class Upload:
         return self.again is not None
 
     def without(self, node: str) -> Upload:
-        """The node sends nothing."""
+        """The upload when this node sends nothing."""
         return replace(self, sending={name: sending for name, sending in self.sending.items() if name != node})
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What the choice of standbys depends on. ``timed``: a whole step of this generation has shown how long one takes."""
+    """The inputs to the choice of standbys. ``timed``: a whole step of this generation has shown how long a step takes."""
 
     generation: int
     timed: bool
@@ -371,20 +404,24 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Safekeeping:
-    """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshot`` and
-    ``upload`` are under way. ``next_spread``: when what is on one machine alone is copied to another again; None: not known yet.
-    ``checkpoint_due``: the next commit begins the checkpoint for which another one was in the way. The last checkpoint, if it
-    failed, is not tried again before ``next_checkpoint``. ``unfinished``: the steps whose checkpoints have begun since the last
-    ones were tidied, and are not whole."""
+    """Standbys, snapshots and checkpoints in progress."""
 
     standby_number: int = 0
+    """The number of the last standby request."""
     arranged: Arrangement | None = None
+    """The inputs to the last choice of standbys."""
     snapshot: SnapshotTally | None = None
+    """The snapshot that nodes are writing, if there is one."""
     upload: Upload | None = None
+    """The checkpoint that nodes are sending, if there is one."""
     next_spread: float | None = None
+    """When parts on only one machine may next be copied to another; None: not known yet."""
     checkpoint_due: bool = False
+    """Whether the next commit begins a checkpoint that had to wait for another."""
     next_checkpoint: float = -math.inf
+    """If the last checkpoint failed, the time before which it is not tried again."""
     unfinished: frozenset[int] = frozenset()
+    """The steps whose checkpoints began after old checkpoints were last deleted, and are not whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,14 +439,14 @@ class Noise:
     reversals: float = 0.0
     """The number of times that a change was followed by one the other way; it fades."""
     change: float = 0.0
-    """The logarithm of the last change; 0: there was none."""
+    """The logarithm of the last change; 0 before the first."""
     changed_at: float = 0.0
     """When that was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The ``last`` gradient norms of a stage, and whether each was ``large`` for it (step/norms.py)."""
+    """The ``last`` gradient norms of a stage, and whether each was ``large`` for the stage (step/norms.py)."""
 
     last: tuple[float, ...] = ()
     large: tuple[bool, ...] = ()
@@ -417,8 +454,8 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds of one device or link in this generation's steps: the ``recent`` ones, the ``times`` when they were measured, and
-    the median of the ``first``. ``changed_since``: since when the recent ones have been far from the first. ``noise`` outlives
+    """Speeds of one device or link in this generation's steps. ``recent``: the last ones, measured at ``times``. ``first``: the
+    median of the first ones. ``changed_since``: since when the recent speeds have been far from ``first``. ``noise`` outlives
     the generation."""
 
     recent: tuple[float, ...] = ()
@@ -430,33 +467,44 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
-    devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
-    ``norms``: the last gradient norms of each stage of the plan (step/norms.py).
-    ``overdue``: the last step that may go on from where it stood, as its deadline had passed (plan/adoption.py).
-    ``stalls``: the number of commits of the run, and how often a deadline has passed since the last of them.
-    ``disk_bytes``: free on the coordinator's own disk when this process started.
-    ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
+    """All that the coordinator knows: the ledger, and what this process remembers beside the ledger."""
 
     run: RunFile
+    """The run file."""
     message: plan_pb2.Run
+    """The run as nodes are told."""
     ledger: Ledger
+    """The fold of the log."""
     phase: Phase
+    """The phase of training."""
     secret: bytes = field(repr=False)
+    """32 random bytes of this process, so that nobody can foresee which work is audited."""
     members: Members = field(default_factory=Members)
+    """The connected nodes."""
     planner: Planner = field(default_factory=Planner)
+    """The planner's question and answer, and the chosen plan."""
     evaluation: Evaluation | None = None
+    """The unfinished evaluation, if there is one."""
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
+    """Standbys, snapshots and checkpoints."""
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
+    """Keys: (node, "") for devices; (source, destination) for links; (node, node) for the fraction of its claimed speed that a
+    node delivers (plan/drift.py)."""
     auditing: Auditing = field(default_factory=Auditing)
+    """What is remembered between audits."""
     norms: Mapping[StageKey, Norms] = field(default_factory=dict)
+    """The last gradient norms of each stage of the plan (step/norms.py)."""
     overdue: int | None = None
+    """The last step that passed its deadline and may resume with the work done so far (plan/adoption.py), if there was one."""
     stalls: tuple[int, int] = (0, 0)
+    """The run's number of commits, and how often a deadline has passed since the last commit."""
     disk_bytes: float = math.inf
+    """Bytes free on the coordinator's own disk when this process started."""
     exit_code: int | None = None
+    """The exit code of this process when it has ``stopped``; from then on only farewells are sent. None: it runs."""
 
     def afresh(self) -> State:
-        """As after a restart, but with the nodes that are here: what this process remembers beside the ledger is forgotten."""
+        """The state as after a restart, but with the connected nodes: forgets what this process remembers beside the ledger."""
         kept = self.safekeeping
         return replace(
             self,
@@ -492,7 +540,7 @@ class State:
 
     @property
     def is_closing(self) -> bool:
-        """Whether no step follows the last committed one: all are trained, or the run is to stop."""
+        """Whether no step follows the last committed step: all steps are trained, or the run is to stop."""
         hold, step = self.ledger.hold, self.ledger.training.step
         ends = step >= self.run.train.steps or (hold is not None and hold.ends)
         return ends and self.rounds.at_rest(step)
@@ -507,7 +555,7 @@ class State:
 
     @property
     def patience(self) -> float:
-        """Seconds for loading state, or for a step of which little is known."""
+        """The seconds allowed for loading state, or for a step whose length is hardly known."""
         return self.lease * PATIENCE_LEASES
 
     @property

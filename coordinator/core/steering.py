@@ -1,7 +1,7 @@
-"""What an operator asks of the whole run: a pause, to go on, to stop so that a later process goes on, another value of a key of
-the run file, its weights now, or to go back to an earlier step.
+"""An operator's wishes for the whole run: pause, continue, or stop so that a later process goes on; set a key of the run file;
+get the weights now; go back to an earlier step.
 
-Who pauses or stops the run is in the ledger (``hold``), so a restart does the same. The commit of the step in hand then ends in a
+The ledger has who pauses or stops the run (``hold``), so a restart does the same. The commit of the current step then begins a
 pause (step/pause.py).
 """
 
@@ -25,7 +25,7 @@ from dtfm.protos.run_file.run_file import RunFile
 
 
 def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.Done:
-    """An operator pauses the run, goes on with it, stops or changes it, wants its weights, or goes back. Raises Refused."""
+    """Carries out an operator's wish. Raises Refused."""
     state, sets = transition.state, request.wish == wire.SteerRequest.SET
     if request.wish not in wire.SteerRequest.Wish.values():
         raise Refused(wire.MALFORMED, f"wish {request.wish} is none of this version of dtfm")
@@ -41,7 +41,7 @@ def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.D
 
 
 def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
-    """The run as it would be with what the request sets. Raises Refused."""
+    """The run with the value that the request sets. Raises Refused."""
     try:
         run = with_change(state.run, request.key, request.value, state.ledger.training.step)
     except ValueError as problem:
@@ -57,7 +57,7 @@ def _end(state: State) -> str:
 
 
 def _save(transition: Transition) -> wire.Done:
-    """The newest weights that can be had come to a checkpoint."""
+    """Has the newest available weights sent to a checkpoint."""
     state, step = transition.state, transition.state.ledger.training.step
     kept, newest = state.safekeeping, state.ledger.copies.checkpoint_step
     paused = state.ledger.hold is not None and isinstance(state.phase, Gathering)
@@ -74,7 +74,7 @@ def _save(transition: Transition) -> wire.Done:
 
 
 def _roll_back(transition: Transition, request: wire.SteerRequest, by: str) -> wire.Done:
-    """Training goes back to an earlier step."""
+    """Takes training back to an earlier step, or only says what that would mean."""
     state = transition.state
     if state.stopped:
         hint = "; set train.steps to more first, and it goes on" if state.is_complete else ""
@@ -93,24 +93,24 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     since = _next_round(state) if request.key in OF_THE_OPTIMIZER else 0
     transition.emit(changed := ev.RunChanged(by, request.key, value, before, since))
     transition.set_run(run)
-    if run.cluster.lease != state.run.cluster.lease:  # nodes have yet to hear of it
+    if run.cluster.lease != state.run.cluster.lease:  # nodes do not know the new lease yet
         transition.set_members(replace(transition.state.members, hearing=transition.now))
     if run.checkpoints != state.run.checkpoints:
         checkpoints.moved(transition)
-    if state.stopped:  # it was complete
+    if state.stopped:  # the run was complete
         transition.enter(Gathering(transition.now, "the run has more steps now"))
         transition.state = replace(transition.state.afresh(), exit_code=None)
     return changed.narrate() + (_scheduled(transition.state, since) if request.key == "train.learning_rate" else "")
 
 
 def _next_round(state: State) -> int:
-    """The first step that is not applied as part of a round that has begun: without rounds, the next one."""
+    """The first step that is not part of a round that has begun. Without rounds, that is the next step."""
     step, rounds = state.ledger.training.step, state.rounds
     return (step if rounds.at_rest(step) else rounds.next_rest(step)) + 1
 
 
 def _scheduled(state: State, step: int) -> str:
-    """What the schedule makes of the learning rate in this step, if it is something else."""
+    """The learning rate of the schedule in this step, as a sentence; empty: it equals the rate that was set."""
     train = state.message.train
     rate = learning_rate(train, step)
     return f". In step {step} the schedule makes it {rate:.3g}" if rate != train.learning_rate else ""
@@ -140,8 +140,8 @@ def _steer(transition: Transition, wish: wire.SteerRequest.Wish, by: str) -> str
 
 
 def stop_when_safe(transition: Transition) -> None:
-    """The rule: a run that is to stop, and in which no step is in hand, does so once the state of its last step is safe, or
-    nobody is here who has it."""
+    """The rule: a run that is to stop does so when no step is under way and the state of its last step is safe, or no connected
+    node has that state."""
     state, phase, hold = transition.state, transition.state.phase, transition.state.ledger.hold
     if state.stopped or hold is None or not hold.ends or not isinstance(phase, Gathering | Switching):
         return

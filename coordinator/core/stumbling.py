@@ -1,4 +1,4 @@
-"""What takes the place of a tick that raised: a bug, which must harm nobody but whoever sent what it stumbled over."""
+"""Replaces a tick that raised an exception, which is a bug. It must harm nobody except the sender of the input."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ REFUSAL = Refused(wire.MALFORMED, SENTENCE)
 
 
 def kind_of(event: Input) -> str:
-    """What it is, in a word or two; of a message, which one."""
+    """The kind of input in a word or two; for a message, with the message's kind."""
     kind = type(event).__name__
     return f"{kind} {event.message.WhichOneof('message')}" if isinstance(event, Heard) else kind
 
 
 def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready]:
-    """The state after ``event``, which `tick` raised for, and what is to be done. Raises nothing.
+    """The state and the commands after an ``event`` that made `tick` raise an exception. Raises nothing.
 
-    Whoever sent it is refused. If nobody did, what this process remembers beside the ledger and the members is forgotten, as by a
-    restart: it may be what the tick stumbled over.
+    The sender is refused. If there is no sender, this process forgets everything beside the ledger and the members, as in a
+    restart: the tick may have failed over that.
     """
     match event:
         case Greeted(stream=stream) | Heard(stream=stream):

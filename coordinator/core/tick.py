@@ -1,7 +1,7 @@
 """The coordinator's core: ``tick(state, input, now) -> state, ready``. Pure; the shell is service/server.py.
 
 A tick first takes the input in, then applies its rules until none of them changes anything. So a part of the core that changes
-the state does not have to know what follows from that elsewhere.
+the state need not know what follows elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _take_in(transition: Transition, event: t.Input) -> None:
     over = transition.state.stopped
     match event:
         case t.Greeted() if over and transition.state.ledger.outcome is None:
-            transition.commands.append(t.HangUp(event.stream))  # it should reconnect to the next process
+            transition.commands.append(t.HangUp(event.stream))  # the node should reconnect to the next process
         case t.Greeted():
             membership.greeted(transition, event.stream, event.message, event.caller, event.seen)
         case t.Heard():
@@ -72,7 +72,7 @@ def _take_in(transition: Transition, event: t.Input) -> None:
 
 
 def _reply(transition: Transition, asked: t.Asked) -> t.Granted | Refused:
-    """What is answered to somebody who asks. A refusal is not logged: strangers must not be able to fill the log."""
+    """The answer to a request. Refusals are not logged: otherwise strangers could fill the log."""
     request, by, at = asked.request, asked.by, asked.at
     try:
         if isinstance(request, wire.EnrolRequest):
@@ -129,7 +129,7 @@ _FIRST = (
 )
 _OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
 _LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
-"""The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""
+"""The rules, in their order. Those of plans depend on the ledger, the planner and the phase."""
 
 
 def _plan_may_change(before: State, state: State) -> bool:
@@ -140,7 +140,7 @@ def _plan_may_change(before: State, state: State) -> bool:
 def _heard(transition: Transition, event: t.Heard, over: bool) -> None:
     session = transition.state.members.session_of(event.stream)
     if session is None:
-        return  # its node has left; the stream is being hung up
+        return  # the node has left; its stream is being hung up
     transition.set_session(replace(session, heard=transition.now))
     session = transition.state.members.sessions[session.node]
     try:
@@ -199,7 +199,7 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
 
 
 def _overdue(transition: Transition) -> None:
-    """Ends a phase in which a node hangs, or that has passed its deadline."""
+    """Ends a phase when a node hangs in it, or when its deadline has passed."""
     phase = transition.state.phase
     if transition.state.stopped or isinstance(phase, Gathering) or hung.leave_out_hung(transition):
         return
@@ -215,4 +215,4 @@ def _overdue(transition: Transition) -> None:
 
 
 _BEFORE_IT_IS_READY = frozenset({"prepared", "links", "reached", "standby_progress", "leaving", "heartbeat"})
-"""What counts from a node that cannot be planned with yet. It may have taken part in the plan as another process."""
+"""The messages that count from a node that is not ready. It may have taken part in the plan as another process."""

@@ -1,4 +1,4 @@
-"""One tick: what goes in, what comes out, and the state as it becomes in between."""
+"""One tick: its inputs, its commands, and the state as the tick changes it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The first message of a stream. ``caller``: the name to which the key belongs that made the call; ``seen``: the IP address
-    from which it came, empty if not known or not a node's."""
+    """The first message of a stream. ``caller``: the name that belongs to the caller's key. ``seen``: the IP address of the
+    caller; empty: not known, or not a node's."""
 
     stream: int
     message: wire.NodeMessage
@@ -46,7 +46,7 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What came on this stream cannot be taken in: its sender is refused, by this sentence."""
+    """A message on this stream cannot be taken in. Its sender is refused, with this sentence."""
 
     stream: int
     sentence: str
@@ -54,7 +54,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The answer to the PlanWanted of this number. A string says why no plan is possible; ``hopeless``: with any nodes."""
+    """The answer to the PlanWanted of this number. A string says why no plan is possible. ``hopeless``: no nodes could help."""
 
     number: int
     outcome: PlanChosen | str
@@ -63,8 +63,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ManifestDone:
-    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole; ``digest`` is then the BLAKE3 (hex) of the
-    manifest. ``bucket``: whose file is to blame, if one is."""
+    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole; then ``digest`` is the BLAKE3 (hex) of the
+    manifest. ``bucket``: the bucket whose file is to blame; None: no single file is."""
 
     step: int
     problem: str
@@ -81,13 +81,13 @@ Request = (
     | wire.SteerRequest
     | wire.PlanNowRequest
 )
-"""What people ask about members and the run. A new plan comes, or not, once the planner has looked for one."""
+"""People's requests about members and the run. The answer to a request for a plan comes when the planner has looked for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``by`` asks for something; somebody without a name yet may enrol. The answer goes to ``ticket``. ``at``: in seconds since
-    1970. ``invitation``: the id, and the digest of the secret, of one that is to be made."""
+    """A request by ``by``; a caller without a name may only enrol. The answer goes to ``ticket``. ``at``: seconds since 1970.
+    ``invitation``: for a new invitation, its id and the digest of its secret."""
 
     ticket: int
     request: Request
@@ -103,7 +103,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """This process is to end."""
+    """This process should end."""
 
     reason: str
 
@@ -137,8 +137,9 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class CarryOn:
-    """Whether the plan that trained until now can be carried on with the nodes of this cluster: without its nodes that are
-    gone, but with those that want to leave. ``cluster`` as in PlanWanted; ``holders``: by layer, who holds its state."""
+    """A question before planning: can the last plan be carried on with the nodes of this cluster? They are its nodes that are
+    still here, including nodes that want to leave. ``cluster``: as in PlanWanted. ``holders``: by layer, the holders of its
+    state."""
 
     cluster: Callable[[], Cluster]
     holders: tuple[frozenset[str], ...]
@@ -146,26 +147,36 @@ class CarryOn:
 
 @dataclass(frozen=True, slots=True)
 class PlanWanted:
-    """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
-    may. ``overhead``: see Training; ``horizon``: see plan/planner_input.py; both in seconds. ``seconds``: the planner's time.
-    ``carry_on``: what is asked before; None: nothing is. ``lengths``: of rounds (0: none), from which the planner is to
-    choose, first that in force. ``islands``: see Training. ``uncertainty``: another plan must save more than this fraction of a
-    step (plan/drift.py)."""
+    """Asks the planner."""
 
     number: int
+    """The question's number."""
     cluster: Callable[[], Cluster]
+    """Makes the cluster from the measurements. With many nodes that takes longer than a tick may."""
     workload: Workload
+    """The model as the scheduler sees it."""
     incumbent: Plan | None
+    """The plan in force; None: there is no plan yet."""
     stages: int | tuple[int, ...] | None
+    """As the run file pins them (cluster.pinned); None: not pinned."""
     seed: int
+    """The run's seed."""
     generation: int
+    """The generation of the plan that is wanted."""
     overhead: float
+    """Seconds, see Training."""
     horizon: float
+    """Seconds, see plan/planner_input.py."""
     seconds: float
+    """The planner's time."""
     carry_on: CarryOn | None = None
+    """The question to ask first, if there is one."""
     lengths: tuple[int, ...] = (0,)
+    """The lengths of rounds that the planner chooses from (0: no rounds), the length in force first."""
     islands: Mapping[str, int] = field(default_factory=dict)
+    """See Training."""
     uncertainty: float = 0.0
+    """Another plan must save more than this fraction of a step (plan/drift.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +192,8 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class TidyCheckpoints:
-    """The checkpoint of ``newest`` is the last whole one in the log (0: there is none): of the run's whole ones up to it, the
-    ``keep`` last stay. What there is of those ``given_up`` goes with the others, those ``under_way`` stay."""
+    """Deletes checkpoints. ``newest``: the step of the last whole one in the log; 0: no checkpoint. Of the run's whole
+    checkpoints up to ``newest``, the ``keep`` last stay. Those ``given_up`` are deleted too; those ``under_way`` stay."""
 
     uri: str
     run_id: str
@@ -197,7 +208,7 @@ Granted = wire.PlanNowReply | wire.InviteReply | wire.EnrolReply | wire.Done
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To Asked."""
+    """The answer to an Asked."""
 
     ticket: int
     reply: Granted | Refused
@@ -215,15 +226,15 @@ Command = Send | Certify | HangUp | PlanWanted | WriteManifest | TidyCheckpoints
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a tick wants done: first ``entries`` go into the log in one durable write, then ``commands`` are carried out in
-    order. Nobody hears of an event before it is in the log (like the Ready of etcd's raft)."""
+    """The results of a tick. First ``entries`` go into the log in one durable write, then ``commands`` are carried out in order.
+    Nobody hears of an event before it is in the log (like the Ready of etcd's raft)."""
 
     entries: tuple[Event, ...]
     commands: tuple[Command, ...]
 
 
 class Transition:
-    """The state as it becomes in one tick, with the entries and commands so far. Lives for one call of ``tick``."""
+    """The state as it changes in one tick, with the entries and commands so far. Lives for one call of ``tick``."""
 
     def __init__(self, state: State, now: float) -> None:
         self.before = state
@@ -231,10 +242,10 @@ class Transition:
         self.now = now
         self.entries: list[Event] = []
         self.commands: list[Command] = []
-        self.findings: list[Finding] = []  # those that are not carried out yet
+        self.findings: list[Finding] = []  # not carried out yet
 
     def emit(self, event: Event) -> None:
-        """Adds the event to the log, and what follows from it to the ledger."""
+        """Adds the event to the log, and its effect to the ledger."""
         self.state = replace(self.state, ledger=event.apply(self.state.ledger))
         self.entries.append(event)
 
@@ -249,12 +260,12 @@ class Transition:
         self.state = replace(self.state, phase=phase)
 
     def set_phase(self, phase: Phase) -> None:
-        """What the phase says of itself has changed. Another one begins by `enter`."""
+        """Changes values of the phase. `enter` begins another phase."""
         assert type(phase) is type(self.state.phase)
         self.state = replace(self.state, phase=phase)
 
     def set_run(self, run: RunFile) -> None:
-        """The run is changed, as an event says."""
+        """Changes the run, as an event says."""
         self.state = replace(self.state, run=run, message=run.message(self.state.ledger.run_id))
 
     def set_members(self, members: Members) -> None:
@@ -273,23 +284,23 @@ class Transition:
         self.commands.append(Log(sentence))
 
     def send(self, nodes: Iterable[str], message: wire.CoordinatorMessage) -> None:
-        """To each of the nodes that has a session, in order of name."""
+        """Sends the message to each of the nodes that has a session, in order of name."""
         sessions = self.state.members.sessions
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def answer(self, tickets: Iterable[int], changed: bool, reason: str) -> None:
-        """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
+        """Answers the requests for a new plan. A change comes under the next generation, with the next commit."""
         generation = self.state.ledger.training.generation + changed
         reply = wire.PlanNowReply(changed=changed, generation=generation, reason=reason)
         self.commands.extend(Answer(ticket, reply) for ticket in tickets)
 
     def end_question(self, planner: Planner, changed: bool, reason: str) -> None:
-        """The planner is as given from now on, but at work on nothing. Who waits for its answer hears this."""
+        """Replaces the planner, and ends its question. Callers that wait for an answer get this one."""
         self.answer(planner.asked.tickets if planner.asked else (), changed, reason)
         self.set_planner(replace(planner, asked=None))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """Ends the stream. This leaves no entry unless it is a member's, so that nobody else fills the log with refusals."""
+        """Ends the stream. Logs an event only if it is a member's, so that strangers cannot fill the log with refusals."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
         if self.state.members.session_of(stream) is not None:

@@ -1,4 +1,4 @@
-"""Who may do what: invitations, the names and keys that are enrolled by them, and the end of either."""
+"""Access to the run: invitations, the names and keys that they enrol, and how both end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
 MOST_INVITATIONS = 1000
-"""From this number on, those that are not good any more are forgotten."""
+"""From this number on, invitations that are no longer good are forgotten."""
 
 MOST_REVOKED = 10_000
 """The number of revoked names that are remembered. From then on the oldest is forgotten for each new one."""
@@ -22,20 +22,27 @@ MOST_REVOKED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it;
-    ``by``: who made it. ``believed``: the word of nodes that come by it decides."""
+    """An invitation."""
 
     digest: str
+    """SHA-256 of its secret (hex)."""
     role: str
+    """The role that it gives."""
     expires: float
+    """Seconds since 1970."""
     uses: int
+    """The number of keys that it may enrol."""
     by: str
+    """The operator who made it."""
     used: int = 0
+    """The number of keys that it has enrolled."""
     revoked: bool = False
+    """Whether it was revoked."""
     believed: bool = False
+    """Whether the word of nodes that come by it decides."""
 
     def is_usable(self, at: float) -> bool:
-        """Whether somebody can still be enrolled by it, or see the page: that uses up nothing."""
+        """Whether it can still enrol a key, or open the page, which uses up nothing."""
         is_used_up = self.role == Role.NODE and self.used >= self.uses
         return not (self.revoked or at >= self.expires or is_used_up)
 
@@ -45,8 +52,8 @@ class Invited:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """To whom a name belongs. ``key``: SubjectPublicKeyInfo in base64; ``invitation``: by which it came, if by one. ``believed``:
-    the word of this node decides."""
+    """The holder of a name. ``key``: SubjectPublicKeyInfo in base64. ``invitation``: the one that it came by; empty: none.
+    ``believed``: the word of this node decides."""
 
     key: str
     role: str
@@ -56,19 +63,19 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may call, and as what."""
+    """Names, invitations and revoked names: which callers may do what."""
 
     names: Mapping[str, Holder] = field(default_factory=dict)
     invitations: Mapping[str, Invited] = field(default_factory=dict)
     """By id."""
     revoked: Mapping[str, float] = field(default_factory=dict)
-    """Names, the oldest first, and when they were revoked (seconds since 1970). They belong to nobody again: a connection
-    that was opened before may outlive every certificate."""
+    """Names, the oldest first, and when they were revoked (seconds since 1970). No other key gets such a name: a connection that
+    was opened before may outlive every certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class InvitationMade:
-    """``digest``: SHA-256 of its secret (hex). ``name``: who is invited, for people. ``at``: seconds since 1970. The others: see
+    """``digest``: SHA-256 of its secret (hex). ``name``: the invited person. ``at``: seconds since 1970. For the others see
     Invited."""
 
     invitation: str
@@ -98,8 +105,8 @@ class InvitationMade:
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """From now on the name belongs to ``key`` (SubjectPublicKeyInfo in base64). ``invitation``: that was used; empty for the user
-    who runs the coordinator."""
+    """The name belongs to ``key`` (SubjectPublicKeyInfo in base64) from now on. ``invitation``: the one that was used; empty for
+    the user who runs the coordinator."""
 
     name: str
     role: str
@@ -110,7 +117,9 @@ class Enrolled:
 
     def apply(self, ledger: Ledger) -> Ledger:
         access, holder = ledger.access, Holder(self.key, self.role, self.invitation, self.believed)
-        of_a_machine = self.role == Role.NODE and holder in access.names.values()  # another node came by it before
+        of_a_machine = (
+            self.role == Role.NODE and holder in access.names.values()
+        )  # another node of its machine came before
         invitations = access.invitations
         if (used := invitations.get(self.invitation)) is not None and not of_a_machine:
             invitations = {**invitations, self.invitation: replace(used, used=used.used + 1)}
@@ -124,7 +133,7 @@ class Enrolled:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """``name`` may do nothing any more, and the ``invitations`` are not good any more. ``at``: seconds since 1970."""
+    """All access of ``name`` has ended, and the ``invitations`` are no longer good. ``at``: seconds since 1970."""
 
     name: str
     invitations: tuple[str, ...]

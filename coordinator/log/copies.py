@@ -1,4 +1,4 @@
-"""Copies of the run's state beside the replicas': standbys that take over, snapshots, checkpoints, and going back to one."""
+"""Copies of the run's state beside the replicas' memory: standbys that take over, snapshots, checkpoints, and going back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
 MOST_AGREED = 16
-"""The number of steps whose agreed digests are remembered, the last ones."""
+"""The number of steps whose agreed digests are remembered: the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class SnapshotPart:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """A file with one bucket in a checkpoint. ``digest``: its BLAKE3 (hex); ``nonce``: what its name has. ``moments``: if it
-    has the weights alone, the BLAKE3s of the rest of the state in a row (hex), with which theirs makes up the state's digest."""
+    """A file with one bucket in a checkpoint. ``digest``: its BLAKE3 (hex). ``nonce``: a part of its name. ``moments``: if the
+    file has only weights, the BLAKE3s of the rest of the state in a row (hex). Together with the weights' digest they make up the
+    state's digest."""
 
     size_bytes: int
     digest: str
@@ -48,7 +49,7 @@ class SnapshotWritten:
     event: Literal["snapshot_written"] = "snapshot_written"
 
     def buckets_of(self, node: str) -> frozenset[int]:
-        """Those that the node had on its disk when the snapshot was whole."""
+        """The buckets that the node had on its disk when the snapshot became whole."""
         return frozenset(bucket for first, past in self.holders.get(node, ()) for bucket in range(first, past))
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -68,28 +69,28 @@ class Copies:
     """Whole snapshots of the run's state."""
 
     checkpoints: Mapping[int, CheckpointWritten] = field(default_factory=dict)
-    """By step, the whole ones that the run keeps, the oldest first."""
+    """By step, the whole checkpoints that the run keeps, the oldest first."""
     agreed: Mapping[int, StateAgreed] = field(default_factory=dict)
-    """By step, what is known of the state in its snapshots: of those that are kept, and of the MOST_AGREED last steps, of which
-    there may soon be one."""
+    """By step, the agreed digests of the state in its snapshots. Remembered for kept snapshots, and for the MOST_AGREED last
+    steps, which may soon have a snapshot."""
     on_disks: Mapping[int, SnapshotWritten] = field(default_factory=dict)
-    """By step, the whole snapshots on the nodes' disks: the last one, and the last one that is spread over machines."""
+    """By step, the whole snapshots on the nodes' disks: the last one, and the last one that was spread over machines."""
     from_weights: int = 0
-    """The step to whose weights, without moments, an operator last went back. Later steps follow from these weights, with
+    """The step whose weights, without moments, an operator last went back to. Later steps follow from these weights, with
     moments of zero. 0: the run has not gone back to weights."""
 
     @property
     def checkpoint_step(self) -> int:
-        """The step of the newest whole checkpoint; 0: there is none."""
+        """The step of the newest whole checkpoint; 0: none."""
         return max(self.checkpoints, default=0)
 
     @property
     def resumable_step(self) -> int:
-        """The step of the newest checkpoint from which training can go on; 0: there is none."""
+        """The step of the newest checkpoint that training can resume from; 0: none."""
         return max((step for step, each in self.checkpoints.items() if self.may_go_on_from(each)), default=0)
 
     def may_go_on_from(self, checkpoint: CheckpointWritten) -> bool:
-        """Whether it has the state from which what came after it was trained."""
+        """Whether the checkpoint has all state that later steps were trained from."""
         return not checkpoint.weights or checkpoint.step == self.from_weights
 
     def is_safe(self, step: int) -> bool:
@@ -98,23 +99,23 @@ class Copies:
         return step in self.checkpoints and (on_disks or self.may_go_on_from(self.checkpoints[step]))
 
     def digests(self, step: int) -> tuple[str, ...]:
-        """Of the state after ``step``, as in StateAgreed; none: they are not known."""
+        """The digests of the state after ``step``, as in StateAgreed; empty: not known."""
         return self.agreed[step].digests if step in self.agreed else ()
 
     def with_agreed(self, agreed: Mapping[int, StateAgreed]) -> Copies:
-        """With what is still remembered of these."""
+        """The copies with the ``agreed`` digests that are still remembered."""
         kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, *self.on_disks}
         return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
 
     def without_others(self, step: int, island: int) -> Copies:
-        """What is known of the state after ``step`` does not count if another island is to write the checkpoint of it."""
+        """Drops the digests of the state after ``step`` if another island is to write its checkpoint."""
         whole = step in self.checkpoints
         return replace(
             self, agreed={at: e for at, e in self.agreed.items() if at != step or whole or e.island == island}
         )
 
     def back_to(self, step: int) -> Copies:
-        """Without what belongs to later steps."""
+        """The copies without later steps."""
         return Copies(
             checkpoints={at: each for at, each in self.checkpoints.items() if at <= step},
             agreed={at: each for at, each in self.agreed.items() if at <= step},
@@ -123,7 +124,7 @@ class Copies:
         )
 
     def with_weights_of(self, step: int) -> Copies:
-        """Training goes on from the weights of ``step``: what else there was of its state counts no more."""
+        """The copies when training resumes from the weights of ``step``: other copies of its state no longer count."""
         agreed = {at: each for at, each in self.agreed.items() if at != step}
         on_disks = {at: each for at, each in self.on_disks.items() if at != step}
         return replace(self, agreed=agreed, on_disks=on_disks, from_weights=step)
@@ -131,7 +132,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
-    """``manifest``: the BLAKE3 (hex) of its manifest. ``weights``: it lacks the optimizer's state."""
+    """``manifest``: the BLAKE3 (hex) of its manifest. ``weights``: the checkpoint lacks the optimizer's state."""
 
     step: int
     folder: str
@@ -160,8 +161,8 @@ class CheckpointFailed(Remark):
 
 @dataclass(frozen=True, slots=True)
 class DiskShort(Remark):
-    """The disk of ``nodes`` (one, or several of a machine; empty: the coordinator's) has ``free`` bytes, and may come to need
-    ``needed``."""
+    """A disk has ``free`` bytes, and may need ``needed``. ``nodes``: the node or nodes that share the disk; empty: it is the
+    coordinator's."""
 
     nodes: str
     free: int
@@ -204,8 +205,8 @@ class StandbyPromoted:
 
 @dataclass(frozen=True, slots=True)
 class StateAgreed:
-    """All who trained the state after ``step``, of which there is a snapshot or may soon be one, agree on its digests (hex, by
-    bucket; empty where it is not known). It is that of this ``island``, which ``began`` with moments of zero after that step."""
+    """All nodes that trained the state after ``step`` agree on its digests (hex, by bucket; empty: not known). A snapshot of the
+    step exists, or may exist soon. The state is of this ``island``, which ``began`` with moments of zero after that step."""
 
     step: int
     digests: tuple[str, ...]
@@ -223,8 +224,9 @@ class StateAgreed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Training goes back from ``from_step`` to ``step``: nobody holds some stage's state any more, or it is in doubt, or an
-    operator wants it so. ``exchanges``: see Training.back_to. ``weights``: to the weights alone; moments begin at zero."""
+    """Training goes back from ``from_step`` to ``step``. Nobody holds some stage's state, or the state is in doubt, or an
+    operator asked for it. ``exchanges``: see Training.back_to. ``weights``: only weights are restored, and moments begin at
+    zero."""
 
     step: int
     from_step: int

@@ -1,4 +1,4 @@
-"""What islands had trained when they were given up, over all plans of a run: hence what each plan has to train again."""
+"""The training of islands that were given up, over all plans of a run, and so what each plan has to train again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dtfm.scheduler.model.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Debts:
-    """``adopted``: what was owed under the plans so far, in order; where it was the same under several, once. ``committed``: what
-    was under the last with a committed step. ``of_round``: by island, what it has trained in each step since the last exchange,
-    and ``rates``, the learning rates of these steps. ``alone``: by island, the one node that it had in all of them."""
+    """``adopted``: the debts under the plans so far, in order, without repetitions. ``committed``: the debt under the last plan
+    with a committed step. ``of_round``: by island, its training in each step since the last exchange, and ``rates``, the learning
+    rates of these steps. ``alone``: by island, the single node that it had in all of these steps."""
 
     adopted: tuple[Owed, ...] = (NOTHING_OWED,)
     committed: Owed = NOTHING_OWED
@@ -22,7 +22,7 @@ class Debts:
     alone: Mapping[int, str] = field(default_factory=dict)
 
     def under(self, plan: Plan, trained: int) -> Owed:
-        """What is owed under a plan with the islands of this one that is adopted after ``trained`` steps."""
+        """The debt under a plan with this plan's islands that is adopted after ``trained`` steps."""
         gone = [steps for island, steps in self.of_round.items() if island not in plan.places]
         lost = [each for steps in gone for had in steps for each in had]
         if not lost:
@@ -32,11 +32,11 @@ class Debts:
         return Owed(trained, joined([*lost, *before.left(trained, of_step)]), new)
 
     def with_plan(self, plan: Plan) -> Debts:
-        """After this plan was adopted."""
+        """The debts after this plan was adopted."""
         return self if plan.owed == self.adopted[-1] else replace(self, adopted=(*self.adopted, plan.owed))
 
     def with_step(self, plan: Plan, trained: int, rate: float, *, at_rest: bool) -> Debts:
-        """After a step was committed under this plan, with ``trained`` steps until then, and with this learning rate."""
+        """The debts after a step was committed under this plan, with this learning rate. ``trained``: the steps until then."""
         of_round = {
             island: (*self.of_round.get(island, ()), tuple(plan.owed.taken(trained, places, plan.micro_batches)))
             for island, places in ({} if at_rest else plan.places).items()
@@ -48,13 +48,13 @@ class Debts:
         )
 
     def back_to(self, trained: int) -> Debts:
-        """After the run went back to where ``trained`` steps were."""
+        """The debts after the run went back to the point of ``trained`` steps."""
         known = tuple(owed for owed in self.adopted if owed.since <= trained)
         return Debts(known, known[-1])
 
 
 def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """In order, and as one where one begins where another ends."""
+    """The ranges in order. Adjacent ranges become one."""
     found = list[Range]()
     for first, past_last in sorted(ranges):
         if found and found[-1][1] == first:

@@ -1,6 +1,6 @@
 """The events of the log. Everything the coordinator keeps for good is a fold of them (ledger.py).
 
-Each stands in the file of its subject, with what it does to the ledger (``apply``) and its sentence for people (``narrate``).
+Each event is in the file of its subject, with its effect on the ledger (``apply``) and its sentence for people (``narrate``).
 Their JSON is a contract: scripts read it from ``--json``, and the store keeps it.
 """
 
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
     class Event(Protocol):
-        """What all have that are named here."""
+        """The members that every event named here has."""
 
         @property
         def event(self) -> str: ...
@@ -125,7 +125,7 @@ def from_json(value: dict[str, Any]) -> Event:
 
 
 def to_text(event: Event) -> str:
-    """The event as one line of JSON, as short as can be."""
+    """The event as one line of JSON, as short as possible."""
     return _ADAPTER.dump_json(event).decode()
 
 

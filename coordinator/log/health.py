@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
 PLAN_FAILED = "PLAN_FAILED"
-"""NodeOutOfUse.problem of a node that could not take its part in a plan."""
+"""NodeOutOfUse.problem when a node could not take its part in a plan."""
 
 MOST_AILING = 1000
 """The number of nodes whose failures are remembered: the last ones."""
@@ -31,11 +31,11 @@ class Ailing:
     failures: int
     """In a row."""
     alike: int
-    """Those of them with this problem since the last commit of the run."""
+    """The number of these failures with this problem since the last commit of the run."""
     commits: int
     """The number of commits of the run before the last failure."""
     out: bool = True
-    """Whether plans do without the node. Once it has passed its test they need not."""
+    """Whether plans leave out the node. After it has passed its test they may use it."""
 
 
 Health = Mapping[str, Ailing]
@@ -44,7 +44,7 @@ Health = Mapping[str, Ailing]
 
 @dataclass(frozen=True, slots=True)
 class NodeOutOfUse:
-    """The node does not work, for this ``reason``. Plans do without it until it passes a test. ``problem``: as in StepAborted, or
+    """The node does not work, for this ``reason``. Plans leave it out until it passes a test. ``problem``: as in StepAborted, or
     PLAN_FAILED. ``seconds``: the time until the test, at most."""
 
     node: str
@@ -90,14 +90,14 @@ class NodeTested:
 
 
 def after_a_commit(health: Health, nodes: Collection[str]) -> Health:
-    """``nodes`` have taken part in a commit: they work."""
+    """The health after a commit that ``nodes`` have taken part in: they work."""
     if not health:
         return health
     return {node: each for node, each in health.items() if each.out or node not in nodes}
 
 
 def without_process(health: Health, node: str, process: str) -> Health:
-    """``process`` of the node has come. What befell another one says nothing of it."""
+    """The health after ``process`` of the node has joined. Failures of another process no longer count."""
     before = health.get(node)
     if before is None or before.process == process:
         return health

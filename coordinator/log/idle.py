@@ -1,4 +1,4 @@
-"""Why the plan in force does without a node, and what would put the node to use, as far as the log shows it."""
+"""Why the plan in force leaves out a node, and what would put the node to use, as far as the log shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STANDS_OUT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """``why``: what stands out in the node. ``remedy``: what would make the planner count on it; empty: not known."""
+    """``why``: what stands out in the node. ``remedy``: what would let the planner use it; empty: not known."""
 
     why: str
     remedy: str = ""
@@ -29,8 +29,8 @@ class Idle:
 
 
 def idle_nodes(ledger: Ledger, nodes: Iterable[str], most: int | None = None) -> dict[str, Idle]:
-    """By node: why the plan leaves it out. Nodes that compute, or cannot be planned with yet, are not in it. ``most``: the number
-    of nodes that are looked at."""
+    """By idle node, why the plan leaves it out. Leaves out nodes that compute, or cannot be planned with yet. ``most``: the
+    number of nodes to look at."""
     plan = ledger.training.plan
     if plan is None:
         return {}
@@ -91,7 +91,7 @@ def _rate(ledger: Ledger, node: str, others: tuple[str, ...]) -> float | None:
 
 
 def _device(member: Member, its: float, slowest: float) -> Idle | None:
-    """``its`` speed, and that of the plan's ``slowest`` node, in FLOP/s."""
+    """``its`` speed, and the speed of the plan's ``slowest`` node, in FLOP/s."""
     if its <= 0 or slowest < STANDS_OUT * its:
         return None
     times = slowest / its

@@ -1,6 +1,6 @@
-"""The ledger: what the log says. Restarts, ``watch`` and ``check`` all read it. It is a pure fold of the events.
+"""The ledger: a pure fold of the events in the log. Restarts, ``watch`` and ``check`` all read it.
 
-What belongs to the run stands at the top; the rest is in parts, each in the file of the events that change it.
+The run's own values come first. The rest is in parts, each in the file of the events that change it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # events change a ledger
     from dtfm.coordinator.log.events import Event
 
 MOST_CHECKPOINTS = 100
-"""The number of checkpoints that are remembered, where the run file is not known."""
+"""The number of checkpoints that are remembered if the run file is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +33,39 @@ class Ledger:
 
     run_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """The run that is in force, as JSON: the run file, and what operators have changed since."""
+    """The run in force, as JSON: the run file with the changes that operators have made since."""
     file: Mapping[str, Any] = field(default_factory=dict)
     """The run file as JSON, as it was at the last start."""
     listens: Listens | None = None
     """Where nodes look for the coordinator; None before its first start."""
     described: Described | None = None
     described_by: str = ""
-    """The node that did."""
+    """The node that described the run; empty: none has."""
     data_confirmed: bool = False
     """Whether a second party has read the same data."""
     evaluated: Evaluated | None = None
     """The last held-out loss."""
     losses: Losses = field(default_factory=Losses)
-    """The last ones."""
+    """The last losses."""
     hold: RunPaused | None = None
-    """Who has paused the run, or stops it; None: steps follow each other."""
+    """The operator's pause or stop that holds the run; None: steps follow each other."""
     outcome: RunFinished | RunFailed | None = None
     """None: the run is not over."""
     members: Mapping[str, Member] = field(default_factory=dict)
     former: tuple[str, ...] = ()
-    """The candidates of those who were members when the last process ended."""
+    """The candidates of the nodes that were members when the last process ended."""
     access: Access = field(default_factory=Access)
     reach: Reach = field(default_factory=Reach)
     training: Training = field(default_factory=Training)
-    """Under the one plan in force: see training.py."""
+    """Training under the plan in force: see training.py."""
     copies: Copies = field(default_factory=Copies)
     trust: Trust = field(default_factory=Trust)
     health: Health = field(default_factory=dict)
     leaving: tuple[str, ...] = ()
     """The members that want to leave, by name."""
     is_alone: bool = True
-    """Whether all members belong to one party, and in an open run all who are enrolled as nodes: then there is nobody to be
-    protected from it."""
+    """Whether all members belong to one party. In an open run, names enrolled as nodes count too. Then nobody has to be protected
+    from that party."""
 
     @property
     def is_open(self) -> bool:
@@ -74,17 +74,17 @@ class Ledger:
 
     @property
     def description(self) -> Described:
-        """What the run trains, where somebody must have said so."""
+        """What the run trains. It must have been described."""
         assert self.described is not None
         return self.described
 
     @property
     def keeps_checkpoints(self) -> int:
-        """How many checkpoints the run keeps."""
+        """The number of checkpoints that the run keeps."""
         return int(self.run.get("checkpoint", {}).get("keep", MOST_CHECKPOINTS))
 
     def with_run(self, run: Mapping[str, Any]) -> Ledger:
-        """With ``run`` in force. One that is complete goes on if it has more steps now; one that failed is tried again."""
+        """The ledger with ``run`` in force. A completed run goes on if it has more steps now; a failed run is tried again."""
         more = run.get("train", {}).get("steps", 0) > self.training.step
         over = self.outcome is not None and self.outcome.completed and not more
         return replace(self, run=run, outcome=self.outcome if over else None)
@@ -96,7 +96,7 @@ class Ledger:
 
     @property
     def staying(self) -> tuple[str, ...]:
-        """The nodes to plan with, by name: those that work and do not want to leave."""
+        """The nodes to plan with, by name: they work and do not want to leave."""
         return tuple(node for node in self.working if not self.members[node].leaving)
 
     @property
@@ -110,7 +110,8 @@ class Ledger:
         return self.holders_in(self.whole_island)
 
     def holders_in(self, island: int | None) -> tuple[tuple[str, ...], ...]:
-        """The same in this island: between exchanges the state of others is another. None: in any, for what all islands share."""
+        """By layer, the holders in this island: between exchanges, other islands have other state. None: in any island, for state
+        that all islands share."""
         islands, present = self.training.islands, {(node, each.incarnation) for node, each in self.members.items()}
         return tuple(
             tuple(who[0] for who in layer if who in present and island in (None, islands.get(who[0], 0)))
@@ -119,20 +120,20 @@ class Ledger:
 
     @property
     def whole_islands(self) -> tuple[int, ...]:
-        """Those whose members hold all of their state."""
+        """The islands whose members hold all of their state."""
         numbers = sorted({*self.training.islands.values()}) or [0]
         return tuple(number for number in numbers if (held := self.holders_in(number)) and all(held))
 
     @property
     def whole_island(self) -> int:
-        """The first of the `whole_islands`; if there is none, the first."""
+        """The first of the `whole_islands`; if there are none, the first island."""
         if not self.training.islands:
             return 0
         return next(iter(self.whole_islands), min(self.training.islands.values(), default=0))
 
     def source_of(self, node: str) -> int | None:
-        """The island whose state the node needs for the plan: its own, or of one without a part in it the `whole_island`. None:
-        what all islands share is enough, as the node's own begins with this plan."""
+        """The island whose state the node needs for the plan: its own. A node without a part in the plan needs the state of the
+        `whole_island`. None: the state that all islands share is enough, as the node's own island begins with this plan."""
         plan, training = self.training.plan, self.training
         own = None if plan is None else plan.island_of(node)
         if own is None:
@@ -146,29 +147,29 @@ class Ledger:
 
     @property
     def optimizer(self) -> Optimizer:
-        """With which the next step is applied. What an operator has changed holds from the beginning of a round on: islands train
-        all of it alike."""
+        """The values that the next step is applied with. A change by an operator holds from the beginning of a round: islands
+        train a whole round with equal values."""
         training = self.training
         if training.optimizer is None or training.rounds.at_rest(training.step):
             return Optimizer.of(self.run)
         return training.optimizer
 
     def key_of(self, name: str) -> str:
-        """The key to which the name belongs; empty: none is known."""
+        """The key of the name; empty: not known."""
         return self.access.names[name].key if name in self.access.names else ""
 
     def party(self, name: str) -> str:
-        """Who is behind the name: its key, or the name itself where none is known. Of a party that is alone each name counts for
-        itself, so that one broken device does not speak for all."""
+        """The party behind the name: its key, or the name itself if its key is not known. If a party is alone, each of its names
+        counts separately, so that one broken device does not speak for all."""
         return name if self.is_alone else self.key_of(name) or name
 
     def quarantine_of(self, name: str) -> NodeQuarantined | None:
-        """Why the name may take no part, if it may not."""
+        """The quarantine that binds the name, if there is one."""
         return self.trust.quarantined.get(name) or self.trust.quarantined.get(self.key_of(name))
 
     @property
     def quarantined_names(self) -> tuple[str, ...]:
-        """All names that may take no part, in order: those of keys, and those that are bound alone."""
+        """All names that may take no part, in order: all names of quarantined keys, and names that are quarantined alone."""
         quarantined = self.trust.quarantined
         of_keys = (name for name, holder in self.access.names.items() if holder.key in quarantined)
         alone = (why.node for why in quarantined.values() if not why.key)
@@ -178,7 +179,7 @@ class Ledger:
         return replace(self, members={**self.members, node: member})
 
     def without_members(self) -> Ledger:
-        """Those that return still have what they had."""
+        """The ledger when all members are gone. Nodes that return still have their state."""
         reach, training = Reach(changes=self.reach.changes), replace(self.training, plan=None)
         former = tuple(candidate for member in self.members.values() for candidate in member.candidates)
         without = replace(self, members={}, former=former or self.former, reach=reach, training=training)

@@ -1,4 +1,4 @@
-"""Members: who comes and goes, and what their devices do."""
+"""Members: nodes that come and go, and the speeds of their devices."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSeen:
-    """``memory_bytes``; ``flops``: sustained FLOP/s as measured; ``host_memory_bytes``: 0 where the device computes in the host's
-    own memory."""
+    """``flops``: sustained FLOP/s as measured. ``host_memory_bytes``: 0 if the device computes in the host's own memory."""
 
     kind: str
     name: str
@@ -38,7 +37,7 @@ class Member:
     ready: bool = False
     """Whether it can be planned with."""
     preparing: str = ""
-    """What it does before it is ready, like "reads data (40 %)"; empty: it is ready, or has not said."""
+    """Its work before it is ready, like "reads data (40 %)"; empty: it is ready, or has not said."""
     leaving: str = ""
     """Why it wants to leave; empty: it does not."""
     candidates: tuple[str, ...] = ()
@@ -46,15 +45,15 @@ class Member:
     shown: float = 0.0
     """FLOP/s, see DeviceShown."""
     in_training: float = 0.0
-    """FLOP/s that it delivers in steps; 0: as expected of its ``device`` (DeviceDrifted)."""
+    """FLOP/s that it delivers in steps; 0: as its ``device`` was timed (DeviceDrifted)."""
     timed_beside: bool = False
     """Whether its ``device`` was timed while other programs used its machine."""
 
 
 def recounted(ledger: Ledger) -> Ledger:
-    """The ledger, once its members or their names have changed: who is leaving, and whether one party is alone, is known again.
-    Among strangers it is not, as long as names of others are enrolled: who shares a run with people whom it knows may end it
-    while they are away, and a stranger may not."""
+    """The ledger after its members or their names have changed: knows again which members are leaving, and whether one party is
+    alone. Among strangers a party is not alone while names of others are enrolled: people who know each other may end the run
+    while the others are away, and a stranger may not."""
     names = [*ledger.members]
     if ledger.is_open:
         names += [name for name, holder in ledger.access.names.items() if holder.role == Role.NODE]
@@ -65,10 +64,10 @@ def recounted(ledger: Ledger) -> Ledger:
 def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     """By node, the FLOP/s that its device should deliver in steps.
 
-    That is what steps have shown, if they have. Else it is what the device was timed at, times the share that the plan's devices
-    usually deliver of theirs: they may share their cores, say, or be below their peak. If two shares are in
-    the middle, the one nearer to 1 counts: one slow device of two does not make the other slow. Of a device that was timed beside
-    other programs, which may be the plan's nodes, that share is not taken again.
+    Steps may have shown that speed. Otherwise it is the device's timing, times the share of their timings that the plan's devices
+    usually deliver: they may share their cores, or be below their peak. If two shares are in the middle, the share nearer to 1
+    counts: one slow device of two does not make the other slow. A device that was timed beside other programs is not reduced by
+    that share again: the programs may be the plan's nodes.
     """
     plan, members = ledger.training.plan, ledger.members
     at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
@@ -81,18 +80,24 @@ def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """``incarnation`` (hex) is drawn by each process of a node: while it stays the same, so does what the node has in memory.
-    ``candidates`` are where peers may reach it; ``address`` is the first of them, or where the coordinator saw it come from.
-    ``relay``: "also" or "only", if connections of others may pass through it."""
+    """A node was let in."""
 
     node: str
+    """The node's name."""
     reason: str
+    """Why it joined now, like "reconnected"."""
     address: str
+    """The first of ``candidates``, or the address that the coordinator saw."""
     device: DeviceSeen
+    """Its device."""
     package_version: str = ""
+    """The version of dtfm on the node."""
     incarnation: str = ""
+    """Hex; each process of a node draws one. While it stays the same, so does the state in the node's memory."""
     candidates: tuple[str, ...] = ()
+    """Where peers may reach it."""
     relay: str = ""
+    """Either "also" or "only" if connections of others may pass through it; empty: they may not."""
     event: Literal["node_joined"] = "node_joined"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -127,12 +132,12 @@ Preparing = Literal[
     "loads the model", "reads data", "compiles", "times its device", "waits for a second opinion", "measures links"
 ]
 IN_PERCENT = ("reads data",)
-"""What is counted in parts that mean nothing to people."""
+"""Work that is counted in parts which mean nothing to people."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePrepares:
-    """What a node says that it does before it is ready. ``done`` of ``of``: how far that is; 0 of 0: not known."""
+    """A node's report of its work before it is ready. ``done`` of ``of``: how far that is; 0 of 0: not known."""
 
     node: str
     doing: Preparing
@@ -157,7 +162,7 @@ class NodePrepares:
 
 @dataclass(frozen=True, slots=True)
 class NodeReady:
-    """The node has prepared the run and measured its links: it can be planned with."""
+    """The node has prepared the run and measured its links: plans may use it."""
 
     node: str
     event: Literal["node_ready"] = "node_ready"
@@ -166,7 +171,7 @@ class NodeReady:
         ready = ledger.with_member(self.node, replace(ledger.members[self.node], ready=True, preparing=""))
         return replace(
             ready, reach=ledger.reach.changed()
-        )  # the same process, too, has links that were measured just now
+        )  # links were measured just now, even if the process is the same
 
     def narrate(self) -> str:
         return f"{self.node} is ready"
@@ -206,7 +211,8 @@ class NodeLeft:
 @dataclass(frozen=True, slots=True)
 class DeviceTimed:
     """The node has timed its device with the run's own layers, beside no other work of its own: ``flops`` (FLOP/s). ``reason``:
-    what it was before, as it was timed again; empty the first time. ``beside``: other programs used its machine."""
+    if the device was timed again, a sentence with the previous speed; empty the first time. ``beside``: other programs used its
+    machine."""
 
     node: str
     flops: float
@@ -229,8 +235,8 @@ class DeviceTimed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDrifted:
-    """In steps, the node's device is slower or faster than it was planned with. It is planned with ``flops`` (FLOP/s) from now
-    on."""
+    """In steps, the node's device is slower or faster than its planned speed. From now on it is planned with ``flops``
+    (FLOP/s)."""
 
     node: str
     flops: float
@@ -249,8 +255,8 @@ class DeviceDrifted:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShown:
-    """In an open run, a node has shown its speed: a device of fewer ``flops`` (FLOP/s) would not have done its share of recent
-    steps in time, by the coordinator's clock. More of what it claims counts from now on (core/trust/claims.py)."""
+    """In an open run, a node has shown its speed: a device with fewer ``flops`` (FLOP/s) would not have finished its share of
+    recent steps in time, by the coordinator's clock. More of its claim counts from now on (core/trust/claims.py)."""
 
     node: str
     flops: float

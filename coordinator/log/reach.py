@@ -1,4 +1,4 @@
-"""Links and ways: how fast nodes reach each other, and over what."""
+"""Links and ways: how fast nodes reach each other, and by which way."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the source reaches the destination: "loopback", "lan", "public" or "direct" by dialling it, "dial-back" over
-    connections that the destination lends it, "relay" over those that it lends to ``relay``."""
+    """How the source reaches the destination. "loopback", "lan", "public" or "direct": by dialling. "dial-back": over connections
+    that the destination lends to the source. "relay": over connections that the destination lends to ``relay``."""
 
     source: str
     destination: str
@@ -69,7 +69,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bandwidth of the line of a node's machine, in bytes per second. ``least``: it may be more, since the links that were
+    """The bandwidth of the line of a node's machine, in bytes per second. ``least``: the line may carry more, since links
     measured together were hardly slower than alone."""
 
     bandwidth: float
@@ -83,14 +83,14 @@ class Reach:
     links: Mapping[str, Mapping[str, Link]] = field(default_factory=dict)
     """By source, then by destination."""
     broken: frozenset[Pair] = frozenset()
-    """Of these one could not reach the other."""
+    """Pairs in which one node could not reach the other."""
     ways: Mapping[str, Mapping[str, Way]] = field(default_factory=dict)
-    """By source, then by destination, where they are not direct."""
+    """By source, then by destination; direct ways are left out."""
     carried: Mapping[str, tuple[Carried | None, Carried | None]] = field(default_factory=dict)
-    """By node, what its connection carries up and down; None: not measured."""
+    """By node, the bandwidth of its connection up and down; None: not measured."""
     changes: int = 0
-    """The number of measurements so far that call for a new plan: a device or link that drifted, a link that broke or works
-    again."""
+    """The number of measurements so far that call for a new plan: a device or link that drifted, a link that broke, or a broken
+    link that works again."""
 
     def changed(self, by: bool = True) -> Reach:
         return replace(self, changes=self.changes + by)
@@ -115,7 +115,7 @@ class Reach:
         return replace(self, links={**self.links, **rows})
 
     def with_broken(self, measured: Iterable[Link]) -> Reach:
-        """With what links say that were just measured, and are among these."""
+        """With pairs broken or working again, as the links that were just ``measured`` say."""
         pairs = {pair_of(link.source, link.destination) for link in measured}
         both = {(a, b): (self.links.get(a, {}).get(b), self.links.get(b, {}).get(a)) for a, b in pairs}
         now = {pair for pair, ways in both.items() if any(link is not None and link.bandwidth == 0 for link in ways)}
@@ -125,7 +125,7 @@ class Reach:
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
     """``up`` and ``down``: bytes per second of the node's connection to, or from, several peers together; None: not measured this
-    time. ``reason``: why, where training itself showed that a link has changed."""
+    time. ``reason``: why a link has changed, if training itself showed it; otherwise empty."""
 
     node: str
     links: tuple[Link, ...]

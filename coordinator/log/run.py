@@ -1,4 +1,4 @@
-"""What tells of the run itself: that it begins, what it is, what it waits for, and how it ends."""
+"""Events about the run itself: its beginning, its description, its waits, and its end."""
 
 from __future__ import annotations
 
@@ -18,22 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The model and the data, as the first node prepared them; all others must agree. The fingerprints are hex; that of
-    weights is empty unless the run begins with pretrained ones. ``layouts``: the digests of the layouts of the buckets' files, in
-    a row (hex, see protos/bucket_layout.py)."""
+    """The model and the data, as the first node prepared them. All other nodes must agree."""
 
     workload: Workload
+    """The model as the scheduler sees it."""
     data_fingerprint: str
+    """Hex."""
     training_samples: int
+    """The number of samples for training."""
     evaluation_samples: int
+    """The number of held-out samples."""
     unigram_entropy: float
+    """The loss, in nats per token, of a model that knows only token frequencies."""
     tokens_per_sample: int
+    """The number of tokens in each sample."""
     buckets: int
+    """The number of buckets: one per layer, and one per parameter that layers share."""
     weights_fingerprint: str = ""
+    """Hex; empty unless the run begins with pretrained weights."""
     layouts: str = ""
+    """The digests of the layouts of the buckets' files, in a row (hex, see protos/bucket_layout.py)."""
 
     def layout_of(self, bucket: int) -> str:
-        """Of the bucket's file (hex); empty: not known."""
+        """The layout digest of the bucket's file (hex); empty: not known."""
         return self.layouts[2 * LAYOUT_BYTES * bucket :][: 2 * LAYOUT_BYTES]
 
     @property
@@ -43,12 +50,12 @@ class Described:
 
     @property
     def data_digest(self) -> str:
-        """What the run file pins as trust.data (hex)."""
+        """The digest that the run file pins as trust.data (hex)."""
         return _digest(self.data_fingerprint, self.training_samples, self.evaluation_samples, self.tokens_per_sample)
 
     @property
     def workload_digest(self) -> str:
-        """What the run file pins as trust.workload (hex): all that members must agree on exactly."""
+        """The digest that the run file pins as trust.workload (hex): of all values that members must agree on exactly."""
         workload = self.workload
         layers = [[x.name, x.forward_flops, x.parameter_bytes, x.activation_bytes] for x in workload.layers]
         optimizer, copy = workload.optimizer_bytes_per_parameter_byte, workload.copy_bytes_per_parameter_byte
@@ -58,8 +65,8 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The first event of every log. ``run`` is the run file as JSON. ``run_id`` tells runs of the same name apart. ``file``: the
-    run file as it stands, if ``run`` says instead what one of its names led to."""
+    """The first event of every log. ``run``: the run file as JSON. ``run_id``: tells runs of the same name apart. ``file``: the
+    original run file, if a name in it was resolved in ``run``."""
 
     run_id: str
     run: dict[str, Any]
@@ -75,8 +82,8 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """A coordinator process continues the log; nodes have to join again. ``run`` is in force from now on, and follows from the
-    run ``file`` and what operators have changed."""
+    """A coordinator process continues the log, and nodes have to join again. ``run`` is in force from now on: the run ``file``
+    with the changes of operators."""
 
     reason: str
     run: dict[str, Any]
@@ -92,7 +99,8 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class Listens:
-    """Where the coordinator listens (HOST:PORT), and what its operator has advertised: a later process does the same."""
+    """Where the coordinator listens (HOST:PORT), and the addresses that its operator advertised. A later process uses both
+    again."""
 
     address: str
     advertised: tuple[str, ...]
@@ -107,7 +115,7 @@ class Listens:
 
 @dataclass(frozen=True, slots=True)
 class RunDescribed:
-    """``node``: who described it."""
+    """``node``: the node that described the run."""
 
     described: Described
     node: str = ""
@@ -128,8 +136,8 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class DescriptionDropped:
-    """What this ``node`` has said of the run is no longer believed, as it was quarantined before the first plan and no other
-    member had confirmed it, or no longer so, as the run has changed."""
+    """The run's description by ``node`` is dropped. Either the node was quarantined before the first plan, and no other member
+    had confirmed the description; or the run has changed."""
 
     node: str
     event: Literal["description_dropped"] = "description_dropped"
@@ -143,7 +151,7 @@ class DescriptionDropped:
 
 @dataclass(frozen=True, slots=True)
 class DataConfirmed:
-    """A second node, of somebody else, has read the data and found the same. Later ones may believe its fingerprint."""
+    """A second node, of another party, has read the same data. Nodes that join later may believe its fingerprint."""
 
     node: str
     event: Literal["data_confirmed"] = "data_confirmed"
@@ -157,7 +165,7 @@ class DataConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Remark):
-    """Nothing trains, for this reason. ``asks``: an operator has to say how to go on, and the reason names the commands."""
+    """Nothing trains, for this reason. ``asks``: an operator has to decide how to go on, and the reason names the commands."""
 
     reason: str
     asks: bool = False
@@ -169,7 +177,7 @@ class Waiting(Remark):
 
 @dataclass(frozen=True, slots=True)
 class RunPaused:
-    """``by`` an operator. No step begins after the one in hand. ``ends``: the run stops once that step is in a checkpoint."""
+    """``by`` an operator. No step begins after the current one. ``ends``: the run stops when that step is in a checkpoint."""
 
     by: str
     ends: bool = False
@@ -199,7 +207,7 @@ class RunContinued:
 @dataclass(frozen=True, slots=True)
 class RunChanged:
     """``by`` an operator or the first node to join: ``key`` of the run file, like "train.steps", is ``value`` from now on. It was
-    ``before``. ``step``: from which on steps are applied with it; 0: steps are not."""
+    ``before``. ``step``: the first step that is applied with the value; 0: steps do not depend on it."""
 
     by: str
     key: str
@@ -219,7 +227,7 @@ class RunChanged:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """By an operator, after ``step``. The run is not over."""
+    """An operator stopped the run after ``step``. The run is not over."""
 
     step: int
     reason: str
@@ -262,7 +270,7 @@ class RunFailed:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStopped:
-    """On request. The run can be resumed."""
+    """The process stopped on request. The run can be resumed."""
 
     reason: str
     event: Literal["coordinator_stopped"] = "coordinator_stopped"

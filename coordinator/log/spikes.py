@@ -1,4 +1,4 @@
-"""The last losses of a run, of steps and of evaluations, and the spikes that were told of them."""
+"""The last losses of a run, in steps and in evaluations, and the spikes that were reported."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ WINDOW = 64
 """The number of losses that are remembered."""
 
 CALM = 4
-"""A spike is over after so many losses in a row that are not above its limit."""
+"""A spike is over after this number of losses in a row that are not above its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Losses of one kind, and the spike that goes on."""
+    """Losses of one kind, and the current spike."""
 
     losses: tuple[tuple[int, float], ...] = ()
     """Each with its step, the last WINDOW."""
     spiked: int = 0
-    """The step in which the spike that goes on was told; 0: none goes on."""
+    """The step when the current spike was reported; 0: no spike."""
     limit: float = 0.0
-    """Above which the loss counts as part of it."""
+    """A loss above this belongs to the current spike."""
 
     def with_loss(self, step: int, loss: float) -> Recent:
-        """A spike that lasts until no loss from before it is remembered is usual by then."""
+        """With one more loss. A spike ends when no loss from before it is remembered: by then its losses are usual."""
         losses = (*self.losses, (step, loss))[-WINDOW:]
         calm = len(losses) >= CALM and all(each <= self.limit for _, each in losses[-CALM:])
         goes_on = self.spiked and losses[0][0] <= self.spiked and not calm
         return replace(self, losses=losses) if goes_on else Recent(losses)
 
     def back_to(self, step: int) -> Recent:
-        """After training went back to this step."""
+        """The losses after training went back to this step."""
         return Recent(tuple(each for each in self.losses if each[0] <= step))
 
 
@@ -57,17 +57,24 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class LossSpiked:
-    """Since step ``since`` the loss has been above ``limit``; it was about ``usual`` before. Each spike is told once. ``back_to``
-    is the newest step before it to which training can go back. ``learning_rate``: of the run file, as it is in force."""
+    """The loss spikes. Each spike is reported once."""
 
     step: int
+    """The last committed step."""
     kind: Kind
+    """Which loss spikes."""
     loss: float
+    """The loss in ``step``."""
     usual: float
+    """About the loss before the spike."""
     limit: float
+    """The loss has been above this value since ``since``."""
     since: int
+    """The first step of the spike."""
     back_to: int
+    """The newest step before the spike that training can go back to."""
     learning_rate: float
+    """The rate of the run file in force."""
     event: Literal["loss_spiked"] = "loss_spiked"
 
     def apply(self, ledger: Ledger) -> Ledger:

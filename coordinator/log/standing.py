@@ -1,6 +1,6 @@
-"""What a member has earned: its standing, with the reason. It follows from the ledger alone.
+"""The standing that a member has earned, with the reason. It follows from the ledger alone.
 
-A standing is a party's: all names of a key share it.
+A standing belongs to a party: all names of a key share it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.trust import Audits
 
 PROVEN_AFTER = 3
-"""The number of audits in a row that must have found a stranger's work right. Where two other parties can do it again, it must be
-two that did."""
+"""The number of audits in a row that must have found a stranger's work right. If two or more other parties can repeat the work,
+at least two of them must have found it right."""
 
 
 class Standing(enum.IntEnum):
-    """The larger, the more it is believed."""
+    """The larger the standing, the more the party is believed."""
 
     QUARANTINED = 0
     """It takes no part."""
     SUSPECTED = 1
-    """It was quarantined, and an operator let it come back, which says nothing of its work."""
+    """It was quarantined, and an operator let it come back, which does not show that its work is right."""
     NEW = 2
-    """Nobody knows yet."""
+    """Nothing is known yet."""
     PROVEN = 3
-    """Its work was found right often enough, or the run is among people who know each other."""
+    """Its work was found right often enough, or the members of the run know each other."""
     BELIEVED = 4
-    """Its word decides: it is on the coordinator's machine under its user, or whoever runs the coordinator has invited it so."""
+    """Its word decides: it runs on the coordinator's machine under its user, or the operator's invitation says so."""
 
     @property
     def word(self) -> str:
@@ -39,7 +39,7 @@ class Standing(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """A standing, and the ``reason`` for it. ``audits``: how many in a row have found its work right."""
+    """A standing, and the ``reason`` for it. ``audits``: the number of audits in a row that found its work right."""
 
     standing: Standing
     reason: str
@@ -52,12 +52,12 @@ class Earned:
 
     @property
     def is_earned(self) -> bool:
-        """Whether there is something to say: it is not just one of those who know each other."""
+        """Whether there is anything to say about it: it is not just a member of a run where members know each other."""
         return self.standing < Standing.PROVEN or self.audits > 0
 
 
 def standing_of(ledger: Ledger, name: str) -> Standing:
-    """The standing of the party to which the name belongs."""
+    """The standing of the name's party."""
     who, holder = ledger.party(name), ledger.access.names.get(name)
     if ledger.quarantine_of(name) is not None:
         return Standing.QUARANTINED
@@ -69,7 +69,7 @@ def standing_of(ledger: Ledger, name: str) -> Standing:
 
 
 def earned(ledger: Ledger, name: str) -> Earned:
-    """The same, with the reason."""
+    """The standing of the name's party, with the reason."""
     standing, audits = standing_of(ledger, name), ledger.trust.audits.get(ledger.party(name), Audits())
     return Earned(standing, _reason(ledger, name, standing, audits), audits.clean)
 

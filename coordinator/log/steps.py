@@ -23,14 +23,13 @@ OVERDUE = "OVERDUE"
 """StepAborted.problem when votes did not come in time."""
 
 SETTLED = "SETTLED"
-"""StepAborted.problem when votes or audits contradicted each other: somebody is quarantined for that, or the two are kept
-apart."""
+"""StepAborted.problem when votes or audits contradicted each other: a node is quarantined for that, or the two are kept apart."""
 
 SLOW_LINE = "SLOW_LINE"
-"""A line has become so slow that the step is better done by another plan, which goes on from where the step stands."""
+"""StepAborted.problem when a line became so slow that another plan is faster. That plan resumes with the work done so far."""
 
 UNAUDITED = "UNAUDITED"
-"""StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
+"""StepAborted.problem when a node left, or withheld something, while work of the step was being repeated."""
 
 ROLLED_BACK = "ROLLED_BACK"
 """StepAborted.problem when an operator went back to an earlier step."""
@@ -38,7 +37,7 @@ ROLLED_BACK = "ROLLED_BACK"
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What the gradients of the stage that has these ``layers`` [first, past_last) of an island are multiplied with."""
+    """The factor that multiplies the gradients of the stage with these ``layers`` [first, past_last) of an island."""
 
     island: int
     layers: tuple[int, int]
@@ -47,27 +46,35 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping to the run's norm, with as
-    much of each stage's as counts (StageBounded); ``compute_seconds`` and
-    ``wait_seconds`` are by node, and empty in most steps of a long run (core/step/commits.py). ``resumed``: part of the step was
-    done in an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step.
-
-    With several islands ``gradient_norm`` is the root mean square of ``island_norms``. In an ``exchange`` nothing is trained: the
-    loss is that of the step before, the norm that of what all have changed since the last exchange."""
+    """A step is committed. In an ``exchange`` nothing is trained."""
 
     step: int
+    """The step's number."""
     generation: int
+    """The generation of the plan."""
     loss: float
+    """The mean over ``samples``. In an exchange: the loss of the step before."""
     tokens: int
+    """The number of tokens in the step."""
     gradient_norm: float
+    """The whole model's norm, before clipping to the run's norm, with as much of each stage's norm as counts (StageBounded). With
+    several islands: the root mean square of ``island_norms``. In an exchange: the norm of all changes since the last exchange."""
     seconds: float
+    """The time of the step; if ``resumed``, of the rest."""
     samples: int
+    """The number of samples in the step."""
     compute_seconds: dict[str, float]
+    """By node. Empty in most steps of a long run (core/step/commits.py)."""
     wait_seconds: dict[str, float]
+    """By node. Empty in most steps of a long run."""
     resumed: bool = False
+    """Whether an earlier generation did part of the step."""
     learning_rate: float = 0.0
+    """The learning rate of the step."""
     island_norms: dict[str, float] = field(default_factory=dict)
+    """By island; empty with a single island."""
     exchange: bool = False
+    """Whether the islands exchanged their changes in this step."""
     event: Literal["step_committed"] = "step_committed"
 
     @property
@@ -110,7 +117,7 @@ class StepCommitted:
         return replace(ledger, training=training, trust=trust, losses=losses, health=health)
 
     def _clips(self, ledger: Ledger, plan: Plan) -> tuple[Clip, ...]:
-        """Each island is clipped by its norm, and a bounded stage by its own."""
+        """The factors of all stages: an island is clipped by its norm, and a bounded stage by its own norm."""
         norms, most = self.norms_by_island, ledger.optimizer.clip_norm
         of_island = {
             stage.island: clip_coefficient(norms.get(stage.island, self.gradient_norm), most) for stage in plan.stages
@@ -131,8 +138,8 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True)
 class StageBounded:
-    """One party alone holds this stage, by its ``nodes``, and says a ``norm`` of its gradients of which more than ``most`` cannot
-    count (core/step/norms.py). The ``usual`` norm counts in its place, and the stage clips its gradients by its own norm alone.
+    """One party alone holds this stage, by its ``nodes``, and says a ``norm`` of its gradients above ``most``, the largest that
+    counts (core/step/norms.py). The ``usual`` norm counts in its place, and the stage clips its gradients by its own norm alone.
     ``rise``: how many times as large as usual the norms of other stages are. The commit of the step follows."""
 
     step: int
@@ -179,8 +186,8 @@ class GradientsClipped(Remark):
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED, SLOW_LINE, UNAUDITED or ROLLED_BACK;
-    ``node`` the node that reported it, was lost, waited for, contradicted or could not be audited, or the operator who went
+    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED, SLOW_LINE, UNAUDITED or ROLLED_BACK.
+    ``node``: the node that reported it, was lost, waited for, contradicted or could not be audited; or the operator who went
     back."""
 
     step: int
@@ -193,7 +200,7 @@ class StepAborted:
     def apply(self, ledger: Ledger) -> Ledger:
         if self.problem in (PEER_LOST, OVERDUE, NODE_LEFT, SLOW_LINE):
             return ledger
-        # What is wrong may have reached other nodes' work on the step.
+        # The error may have reached other nodes' work on the step.
         return replace(ledger, training=replace(ledger.training, counts_from=ledger.training.generation + 1))
 
     def narrate(self) -> str:
@@ -206,7 +213,7 @@ class StepAborted:
 
 @dataclass(frozen=True, slots=True)
 class DigestMismatch(Remark):
-    """Nodes hold different state of what a stage trains before ``step``: its replicas, or islands. They suspect each other."""
+    """Nodes hold different state of a stage before ``step``: its replicas, or islands. They suspect each other."""
 
     step: int
     generation: int
@@ -220,7 +227,7 @@ class DigestMismatch(Remark):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The loss over held-out samples, in nats per token, and that of a model that knows token frequencies alone."""
+    """The loss over held-out samples, in nats per token, and the loss of a model that knows only token frequencies."""
 
     step: int
     loss: float

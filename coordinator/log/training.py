@@ -1,7 +1,7 @@
-"""The plan in force and how far training has come under it; plans that are adopted, begin or fail.
+"""The plan in force and the progress of training under it; plans that are adopted, begin or fail.
 
-Training belongs to one plan at a time. What belongs to the run (members, links, copies) does not stand here: with several islands
-there is one `Training` for each.
+Training belongs to one plan at a time. Members, links and copies belong to the run and are elsewhere. With several islands each
+has a `Training` of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Process = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """What operators may change of the optimizer. ``learning_rate``: that of the run file, from which the schedule makes that of
-    a step."""
+    """The optimizer's values that operators may change. ``learning_rate``: the rate of the run file; the schedule makes a step's
+    rate of it."""
 
     learning_rate: float
     clip_norm: float
@@ -41,35 +41,35 @@ class Optimizer:
 
     @staticmethod
     def of(run: Mapping[str, Any]) -> Optimizer:
-        """As the run has it (the run file as JSON)."""
+        """The values of the run (the run file as JSON)."""
         train = run.get("train", {})
         return Optimizer(*(float(train.get(name, 0)) for name in ("learning_rate", "clip_norm", "weight_decay")))
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A plan in force, its steps, and who holds the state."""
+    """A plan in force, its steps, and the holders of the state."""
 
     generation: int = 0
-    """The last plan's."""
+    """The generation of the last plan."""
     plan: Plan | None = None
     """None: nothing was planned since the coordinator started, or since training went back."""
     counts_from: int = 0
-    """The generation since which work on the step in hand counts."""
+    """The generation since which work on the current step counts."""
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
     """By source."""
     step: int = 0
-    """The last committed one."""
+    """The last committed step."""
     last: StepCommitted | None = None
     """The last commit; None after going back."""
     optimizer: Optimizer | None = None
-    """With which the last step was applied; None: there is none, or training has gone back."""
+    """The values that the last step was applied with; None: there is no such step, or training has gone back."""
     clips: tuple[Clip, ...] = ()
-    """By what each stage clipped its gradients in the last step; empty: there is none, or training has gone back."""
+    """The factors by which each stage clipped its gradients in the last step; empty: no such step, or training has gone back."""
     bounded: tuple[StageBounded, ...] = ()
     """The stages whose norms count only in part in the commit that follows; empty otherwise."""
     timed: StepCommitted | None = None
-    """The last one of which the log has each node's times."""
+    """The last commit with each node's times in the log."""
     step_seconds: float | None = None
     """The time of the last step that began and ended under one plan."""
     work: Work = field(default_factory=Work)
@@ -77,43 +77,43 @@ class Training:
     predicted: float | None = None
     """Seconds that a step of the plan in force is expected to take; None: not known."""
     bound: float | None = None
-    """Seconds a step that no plan can beat."""
+    """Seconds per step that no plan can beat; None: not known."""
     overhead: float = 0.0
     """Seconds of each step, under any plan, that the scheduler's model leaves out, as steps have shown."""
     losses: tuple[int, ...] = ()
-    """The steps after which the plan in force lost a node, or was to lose one that wants to leave: the last MOST_LOSSES."""
+    """The steps after which the plan in force lost a node, or a node wanted to leave: the last MOST_LOSSES."""
     corrected: int = 0
-    """The last step that corrected what plans are made with: a device's speed, or the overhead. 0: none has."""
+    """The last step that corrected a device's speed or the overhead for plans. 0: none has."""
     held: tuple[tuple[Process, ...], ...] = ()
     """By layer, the processes that had its state as of ``step`` in memory. They still have it when they return, unless they say
     otherwise."""
     islands: Mapping[str, int] = field(default_factory=dict)
-    """By node, the number of the island whose state it holds. Empty: all hold that of island 0."""
+    """By node, the number of the island whose state it holds. Empty: all nodes hold the state of island 0."""
     began: Mapping[int, int] = field(default_factory=dict)
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
     writer: int | None = None
-    """The island that writes snapshots of the state after ``step``; None: the state comes from one."""
+    """The island that writes snapshots of the state after ``step``; None: the state was read from a snapshot."""
     all_rounds: tuple[Rounds, ...] = (NO_ROUNDS,)
-    """Those of all plans until now, in order; where plans had the same, once. The last are in force."""
+    """The rounds of all plans until now, in order, without repetitions. The last are in force."""
     debts: Debts = field(default_factory=Debts)
-    """What islands that were given up had trained."""
+    """The training of islands that were given up."""
 
     @property
     def rounds(self) -> Rounds:
         return self.all_rounds[-1]
 
     def trained(self, step: int) -> int:
-        """How many of the steps up to this one, which may be the next, have trained."""
+        """The number of steps up to this step that have trained. ``step`` may be the next step."""
         return next((each for each in reversed(self.all_rounds) if each.since <= step), NO_ROUNDS).trained(step)
 
     @property
     def in_force(self) -> Plan:
-        """The plan, where there must be one."""
+        """The plan. There must be one."""
         assert self.plan is not None
         return self.plan
 
     def without_holders(self, nodes: Collection[str], layers: Collection[int] | None = None) -> Training:
-        """What these nodes had in memory, of all layers or of some, is not there any more."""
+        """Without the state that these nodes had in memory, of all layers or of some."""
         return replace(
             self,
             held=tuple(
@@ -128,14 +128,14 @@ class Training:
         return max(began, rounds.rested(self.step - 1)) if rounds.restarts and self.step > rounds.since else began
 
     def with_loss(self, node: str) -> Training:
-        """``node`` has left, or wants to. Of several that a plan loses after one step, one counts."""
+        """``node`` has left, or wants to. If a plan loses several nodes after one step, they count once."""
         if self.plan is None or node not in self.plan.nodes or self.step in self.losses[-1:]:
             return self
         return replace(self, losses=(*self.losses, self.step)[-MOST_LOSSES:])
 
     def back_to(self, step: int, exchanges: int = 0) -> Training:
-        """Nobody holds the state as of ``step`` in memory, and no work done until now counts. ``exchanges``: of the steps up to
-        that one, where another log has them."""
+        """The training after going back: nobody holds the state as of ``step`` in memory, and no work until now counts.
+        ``exchanges``: the number of exchanges up to that step, if the step is from another log."""
         known = tuple(rounds for rounds in self.all_rounds if rounds.since <= step)
         return replace(
             self,
@@ -157,16 +157,22 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class PlanAdopted:
-    """``step`` is the last committed one. Work on the next step that was done since generation ``counts_from`` still counts.
-    The seconds are the planner's prediction for a step, and its lower bound, if any."""
+    """A plan is adopted. Seconds are None if the planner gives none."""
 
     generation: int
+    """The plan's generation."""
     plan: Plan
+    """The plan."""
     reason: str
+    """Why it was adopted."""
     step: int
+    """The last committed step."""
     predicted_seconds: float | None = None
+    """The planner's prediction for a step."""
     lower_bound_seconds: float | None = None
+    """The planner's lower bound for a step."""
     counts_from: int = 0
+    """Work on the next step still counts if it was done since this generation."""
     event: Literal["plan_adopted"] = "plan_adopted"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -189,7 +195,7 @@ class PlanAdopted:
         return replace(ledger, training=training)
 
     def _began(self, ledger: Ledger) -> Mapping[int, int]:
-        """An island that was whole goes on, and the first one with a snapshot, where no state is held."""
+        """An island that was whole goes on. If no state is held, the first island goes on from the snapshot."""
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
         going_on = {number: ledger.training.moments_began(number) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
@@ -205,7 +211,7 @@ class PlanAdopted:
 
 @dataclass(frozen=True, slots=True)
 class PlanRepriced:
-    """The plan in force stays, and a step of it is expected to take other seconds than before: the planner has looked again, or
+    """The plan in force stays, but its steps are expected to take other seconds than before: the planner has looked again, or
     steps have shown it. ``overhead_seconds``: see Training."""
 
     generation: int
@@ -270,17 +276,22 @@ class PlanStarted:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
-    that has it; or ``from_checkpoint``: the checkpoint is, or another one is in its place. ``lost``: layers whose state the node
-    was expected to hold, and does not. ``silent``: it has not said so, but was waited for in vain."""
+    """A node could not take its part."""
 
     generation: int
+    """The plan's generation."""
     node: str
+    """The node."""
     reason: str
+    """Why the node could not."""
     snapshot_damaged: bool = False
+    """Whether a part of the snapshot is damaged on every disk that has it."""
     lost: tuple[int, ...] = ()
+    """The layers whose state the node was expected to hold, and does not hold."""
     silent: bool = False
+    """Whether the node did not report this, but was waited for in vain."""
     from_checkpoint: bool = False
+    """Whether the damage is in the checkpoint, or another checkpoint is in its place."""
     event: Literal["plan_failed"] = "plan_failed"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -294,7 +305,7 @@ class PlanFailed:
 
 @dataclass(frozen=True, slots=True)
 class CodecsChosen:
-    """The node's links have changed, and with them the codecs of what it sends."""
+    """The node's links have changed, and so have the codecs that it sends with."""
 
     node: str
     codecs: Codecs
@@ -310,9 +321,11 @@ class CodecsChosen:
 
 
 def _but_damaged(ledger: Ledger, node: str, *, from_checkpoint: bool) -> Ledger:
-    """Without the snapshot that is damaged, as ``node`` says, once two parties have said so: the memory of the first may be
-    damaged itself, or it may lie. A party that is alone has to say so twice, and two of its nodes if it is a checkpoint, which
-    all read. The only checkpoint is not given up."""
+    """The ledger after ``node`` reports that the snapshot is damaged.
+
+    The snapshot is given up when two parties have said so: the memory of the first may be damaged, or it may lie. If a party is
+    alone, it has to say so twice, and for a checkpoint, which all nodes read, with two of its nodes. The only checkpoint is not
+    given up."""
     trust, copies, step = ledger.trust, ledger.copies, ledger.training.step
     said = dict.fromkeys((*trust.damaged_by, node))
     several = ledger.is_alone or len({ledger.party(name) for name in said}) > 1

@@ -1,4 +1,4 @@
-"""Whom to believe: what audits have found, what members are suspected of, and who is quarantined for what."""
+"""Trust: the results of audits, the suspicions of members, and quarantines with their charges."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
 WITNESSES = 2
-"""The number of parties that must find a stranger's work right before it is proven. Where only one could, one is enough."""
+"""The number of parties that must find a stranger's work right before it is proven. If only one party could, one is enough."""
 
 MOST_WITNESSES = 8
-"""The number of them that are remembered, the last ones."""
+"""The number of witnesses that are remembered: the last ones."""
 
 CLEARED_BY = "the coordinator"
-"""NodeForgiven.by when another turned out to be at fault. No operator is called that: names have no spaces."""
+"""NodeForgiven.by when another node turned out to be at fault. No operator has this name: names have no spaces."""
 
 MOST_KNOWN = 20_000
-"""The number of parties whose audits are remembered, and when they began: the last ones."""
+"""The number of parties that are remembered with their audits and their beginning: the last ones."""
 
 MOST_SUSPICIONS = 1000
 """The number of suspicions that are remembered, the last ones."""
 
 BOUNDED_COMMITS = 200
-"""The number of commits for which plans do without a party as a stage's only one, once a norm that it alone says was bounded."""
+"""The number of commits for which plans give a party no stage alone, after a norm that it alone says was bounded."""
 
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
 
 
 def party_named(key_or_name: str) -> str:
-    """How `Audits` names a party, which is known by its key, or by its name where none is known."""
+    """The name of a party in `Audits`. The party is known by its key, or by its name if the key is not known."""
     return blake3(key_or_name.encode()).hexdigest(8)
 
 
@@ -46,25 +46,25 @@ class Audits:
     """The results of the audits of a party's work."""
 
     clean: int = 0
-    """How often in a row its work was found right."""
+    """The number of audits in a row that found its work right."""
     last: int = 0
     """The step of the last such audit."""
     last_of: Mapping[str, int] = field(default_factory=dict)
     """``last`` by name."""
     last_added: Mapping[str, int] = field(default_factory=dict)
-    """By name, the step of the last audit that has compared what the node adds to gradients."""
+    """By name, the step of the last audit that compared the node's addends to gradients."""
     by: tuple[str, ...] = ()
-    """The parties that found it right, named by a hash, at most MOST_WITNESSES."""
+    """The parties that found the work right, named by a hash, at most MOST_WITNESSES."""
     could: int = 0
-    """How many could have done one of these audits, but no more than WITNESSES."""
+    """The number of parties that could have done one of these audits, at most WITNESSES."""
 
     @property
     def witnessed(self) -> bool:
-        """Whether as many parties as have to, or as could, have found the work right. One alone may be a friend."""
+        """Whether enough parties have found the work right: all that could, up to WITNESSES. A single party may be a friend."""
         return len(self.by) >= self.could
 
     def and_another(self, event: WorkAudited, by: str) -> Audits:
-        """With one more audit that found the work right, by the party ``by``."""
+        """The audits with one more that found the work right, by the party ``by``."""
         done, witness = {event.node: event.step}, party_named(by)
         added = done if "addends" in event.errors else {}
         return Audits(
@@ -77,7 +77,7 @@ class Audits:
         )
 
     def until(self, step: int) -> Audits:
-        """Where the run has gone back to this step."""
+        """The audits after the run has gone back to this step."""
 
         def earlier(steps: Mapping[str, int]) -> Mapping[str, int]:
             return {name: min(each, step) for name, each in steps.items()}
@@ -89,19 +89,25 @@ class Audits:
 
 @dataclass(frozen=True, slots=True)
 class WorkAudited:
-    """``by`` repeated work of ``node`` of ``step`` before it was committed. ``clean``: it got the same within what rounding
-    explains. Otherwise the two contradict each other, and neither is proven right: see Suspected. ``errors``: the largest
-    relative ones, by what was compared ("activations", "gradients", "addends", "losses"). ``others``: the number of other parties
-    that could have been asked, as they hold the stage and kept what they sent."""
+    """A node has repeated work of another node before the step was committed."""
 
     step: int
+    """The step of the work."""
     generation: int
+    """The generation of the plan."""
     node: str
+    """The node whose work was repeated."""
     by: str
+    """The auditor."""
     micro_batches: int
+    """The number of micro-batches that were repeated."""
     clean: bool
+    """Whether the auditor got the same result, apart from rounding. If not, the two contradict each other, and neither is proven
+    right: see Suspected."""
     errors: dict[str, float]
+    """The largest relative errors, by what was compared ("activations", "gradients", "addends", "losses")."""
     others: int = 1
+    """The number of other parties that could have been asked: they hold the stage and kept the tensors they sent."""
     event: Literal["work_audited"] = "work_audited"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -121,9 +127,9 @@ class WorkAudited:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """In this attempt at ``step`` one of the ``nodes`` is at fault, and it is not known which; if there is one, it is that one.
-    ``by``: the members that say so; empty: the coordinator saw it itself. What follows from all suspicions together stands in
-    core/trust/verdict.py."""
+    """In this attempt at ``step`` one of the ``nodes`` is at fault, and it is not known which. If there is only one, that node
+    is. ``by``: the members that say so; empty: the coordinator saw it itself. core/trust/verdict.py reads all suspicions
+    together."""
 
     step: int
     generation: int
@@ -149,14 +155,14 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What was ``said``, and the number of commits of the run until then."""
+    """The suspicion that was ``said``, and the run's number of commits until then."""
 
     said: Suspected
     commits: int
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """One of them is at fault."""
+        """The suspected nodes: one of them is at fault."""
         return self.said.nodes
 
     @property
@@ -190,8 +196,8 @@ class StandingLost:
 
 @dataclass(frozen=True, slots=True)
 class StandingChanged(Remark):
-    """What audits have made of a member: "new" or "proven" (log/standing.py), and why. It follows from their events; this one
-    tells people."""
+    """Audits have changed the standing of a member to "new" or "proven" (log/standing.py), and why. The standing follows from the
+    audits' events; this event tells people."""
 
     node: str
     standing: str
@@ -204,21 +210,26 @@ class StandingChanged(Remark):
 
 @dataclass(frozen=True, slots=True)
 class NodeQuarantined:
-    """A member takes no part any more until somebody forgives it. ``step``: the last committed one. ``key``: whose names are all
-    bound by this (SubjectPublicKeyInfo in base64); empty: the name alone. ``undecided``: it may not be at fault, as it
-    was one word against another, that of ``against``, or something came from elsewhere."""
+    """A member takes no part until an operator forgives it."""
 
     node: str
+    """The member."""
     charge: Charge
+    """The wrong work."""
     reason: str
+    """A sentence for people."""
     step: int
+    """The last committed step."""
     undecided: bool = False
+    """Whether the member may be innocent: it was its word against the word of ``against``, or the error came from elsewhere."""
     against: tuple[str, ...] = ()
+    """The members that contradict it."""
     key: str = ""
+    """All names of this key are bound (SubjectPublicKeyInfo in base64); empty: only the member's name."""
     event: Literal["node_quarantined"] = "node_quarantined"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        """What the node had in memory counts no more, and neither does what its party said or was suspected of."""
+        """The state in the node's memory no longer counts, and neither do statements of its party, or suspicions of it."""
         names = {name for name, holder in ledger.access.names.items() if self.key and holder.key == self.key}
         names |= {self.node}
         trust = ledger.trust.with_quarantine(self, names)
@@ -230,8 +241,8 @@ class NodeQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class NodeForgiven:
-    """The quarantine of the node, or of its ``key``, has ended. ``by``: an operator, or the coordinator (CLEARED_BY), as
-    another was at fault."""
+    """The quarantine of the node, or of its ``key``, has ended. ``by``: an operator, or the coordinator (CLEARED_BY) because
+    another node was at fault."""
 
     node: str
     by: str
@@ -239,7 +250,7 @@ class NodeForgiven:
     event: Literal["node_forgiven"] = "node_forgiven"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        """A node that an operator forgives starts again as suspected. One that the coordinator clears keeps its standing."""
+        """A node that an operator forgives starts again as suspected. A node that the coordinator clears keeps its standing."""
         trust, of = ledger.trust, (self.node, self.key)
         ended = {who: why for who, why in trust.quarantined.items() if who in of}
         fresh = replace(trust, quarantined={who: why for who, why in trust.quarantined.items() if who not in of})
@@ -255,11 +266,11 @@ class NodeForgiven:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What speaks for members and against them. Parties are named by their key, or by their name where none is known."""
+    """Evidence for and against members. Parties are named by their key, or by their name if the key is not known."""
 
     worked: Mapping[str, int] = field(default_factory=dict)
-    """By node that came and was not revoked since, in how many committed steps it took part; in the order in which they first
-    came."""
+    """By node that has joined and was not revoked since, the number of committed steps that it took part in; in the order in
+    which nodes first joined."""
     audits: Mapping[str, Audits] = field(default_factory=dict)
     """By party, the results of the audits of its work."""
     began: Mapping[str, int] = field(default_factory=dict)
@@ -267,19 +278,19 @@ class Trust:
     quarantined: Mapping[str, NodeQuarantined] = field(default_factory=dict)
     """By party, the oldest first."""
     forgiven: Mapping[str, NodeQuarantined] = field(default_factory=dict)
-    """By party, for what it was quarantined the last time, before an operator let it come back; the oldest first."""
+    """By party, the last quarantine before an operator let it come back; the oldest first."""
     suspicions: tuple[Suspicion, ...] = ()
-    """Those that are not forgotten yet, the oldest first."""
+    """The suspicions that are not forgotten yet, the oldest first."""
     commits: int = 0
-    """The number of commits of the run, those included that were undone."""
+    """The run's number of commits, including commits that were undone."""
     bounded: Mapping[str, int] = field(default_factory=dict)
-    """By party, at how many commits one of its stages was last bounded (StageBounded). An audit that finds its work right, or
-    BOUNDED_COMMITS without that, end it."""
+    """By party, the number of commits when one of its stages was last bounded (StageBounded). An entry ends when an audit finds
+    the party's work right, or after BOUNDED_COMMITS."""
     damaged_by: tuple[str, ...] = ()
-    """Since a plan last started, who said that the snapshot to go on from is damaged, each once."""
+    """The nodes that have reported a damaged snapshot since a plan last started, each once."""
 
     def after_a_commit(self, step: int, nodes: Collection[str], party: Callable[[str], str]) -> Trust:
-        """``nodes``: who took part in it."""
+        """``nodes``: the nodes that took part in the commit."""
         did = {node: self.worked[node] + 1 for node in nodes if node in self.worked}
         began = self.began
         if new := {party(node) for node in did} - began.keys():
@@ -297,12 +308,12 @@ class Trust:
         return replace(self, bounded={**self.bounded, **dict.fromkeys(parties, self.commits)})
 
     def back_to(self, step: int) -> Trust:
-        """Training has gone back to this step."""
+        """The trust after training has gone back to this step."""
         audits = {who: of.until(step) for who, of in self.audits.items()}
         return replace(self, audits=audits, began={who: min(each, step) for who, each in self.began.items()})
 
     def with_quarantine(self, event: NodeQuarantined, names: Collection[str]) -> Trust:
-        """``names``: all that it binds."""
+        """``names``: all names that the quarantine binds."""
         who = event.key or event.node
         quarantined = dict(list({**self.quarantined, who: event}.items())[-MOST_QUARANTINED:])
         forgotten = self.quarantined.keys() - quarantined.keys()
@@ -317,7 +328,7 @@ class Trust:
         )
 
     def without_witness(self, party: str) -> Trust:
-        """What this party has found counts for nobody any more."""
+        """The trust when audits by this party no longer count."""
         name = party_named(party)
         return replace(
             self,
@@ -328,6 +339,6 @@ class Trust:
         )
 
     def but(self, over: Callable[[Suspicion], bool]) -> Trust:
-        """Without the suspicions that are over."""
+        """The trust without the suspicions that are over."""
         left = tuple(each for each in self.suspicions if not over(each))
         return self if len(left) == len(self.suspicions) else replace(self, suspicions=left)

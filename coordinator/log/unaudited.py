@@ -1,4 +1,5 @@
-"""Which stages of a plan nobody can audit, and why. To repeat a node's work takes a node of another party that holds the same."""
+"""Stages of a plan that nobody can audit, and why. Only a node of another party that holds the same layers can repeat the
+work."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ REMEDY = "nodes of other parties there could repeat its work"
 
 
 def unaudited(plan: Plan, party: Callable[[str], str], *, again: bool) -> dict[str, str]:
-    """By name of each stage that nobody can audit, who holds it. ``again``: after each round, islands of one node can repeat each
+    """By name of each stage that nobody can audit, its holders. ``again``: after each round, islands of one node can repeat each
     other's steps (Rounds.restarts)."""
     alone = [island.nodes[0] for island in plan.islands if len(island.nodes) == 1]
     islands_can = again and len(set(map(party, alone))) > 1
@@ -32,7 +33,7 @@ def unaudited(plan: Plan, party: Callable[[str], str], *, again: bool) -> dict[s
 
 
 def cannot_be_audited(ledger: Ledger) -> dict[str, str]:
-    """The same of the plan in force. Empty where nothing is audited, or nothing is planned."""
+    """The stages of the plan in force that nobody can audit. Empty if nothing is audited, or nothing is planned."""
     plan, trust = ledger.training.plan, ledger.run.get("trust", {})
     if plan is None or not Trust.model_validate(trust).audits:
         return {}
@@ -40,7 +41,7 @@ def cannot_be_audited(ledger: Ledger) -> dict[str, str]:
 
 
 def describe_unaudited(stages: Mapping[str, str]) -> str:
-    """As a sentence without a full stop; empty where all stages can be audited."""
+    """A sentence without a full stop; empty if all stages can be audited."""
     if not stages:
         return ""
     return f"nobody can audit {'; '.join(f'{name} ({why})' for name, why in sorted(stages.items()))}: {REMEDY}"
@@ -48,7 +49,7 @@ def describe_unaudited(stages: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagesUnaudited(Remark):
-    """Nobody can audit these ``stages`` of the plan that was adopted: by name, who holds each. Logged when they change."""
+    """Nobody can audit these ``stages`` of the adopted plan: by name, its holders. Logged when they change."""
 
     generation: int
     stages: dict[str, str]

@@ -1,4 +1,4 @@
-"""What several events share: words for people, and that they only tell."""
+"""Parts of several events: words for people, and events that only tell something."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
 MOST_NAMED = 8
-"""Largest number of nodes that one sentence names."""
+"""The largest number of nodes that one sentence names."""
 
 MOST_ROUTES = 3
-"""Number of routes that are shown of a plan."""
+"""The number of routes of a plan that are shown."""
 
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?!\.?\d)")
 _IPV6 = re.compile(
@@ -27,11 +27,11 @@ _IPV6 = re.compile(
 )
 
 AS_GOOD, MOST_GAP = 1.005, 2.0
-"""Up to the first gap nothing that counts can be gained. With more than the second, a bound does not say how good a plan is."""
+"""With a gap below the first, no gain is worth having. With a gap above the second, a bound does not say how good a plan is."""
 
 
 class Remark:
-    """An event that tells something, and changes nothing in the ledger."""
+    """An event that only tells something. It does not change the ledger."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Remark:
 
 
 def memory_in_words(size: float) -> str:
-    """Like "23.6 GiB", and where that would be nothing "12 MiB" or "0.2 MiB"."""
+    """Like "23.6 GiB"; for small sizes "12 MiB" or "0.2 MiB"."""
     if size >= 2**30 / 10:
         return f"{size / 2**30:.1f} GiB"
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**20:.1f} MiB"
@@ -52,9 +52,9 @@ def utc(at: float) -> str:
 
 
 def telling_bound(predicted: float | None, bound: float | None, measured: float | None = None) -> float | None:
-    """The bound on a step's seconds, if it says something. It does not if the plan is expected to take more than MOST_GAP times
-    as long, nor if steps are ``measured`` to take less: then devices have become faster. Old logs have impossible bounds, below 0
-    or above the prediction."""
+    """The bound on a step's seconds, if it is informative; otherwise None. It is not if the plan is expected to take more than
+    MOST_GAP times as long. Nor is it if steps are ``measured`` to take less: then devices have become faster. Old logs have
+    impossible bounds, below 0 or above the prediction."""
     if predicted is None or bound is None or not 0 < predicted <= MOST_GAP * bound:
         return None
     bound = min(bound, predicted)
@@ -62,8 +62,8 @@ def telling_bound(predicted: float | None, bound: float | None, measured: float 
 
 
 def describe_seconds(predicted: float | None, bound: float | None, measured: float | None = None) -> str:
-    """What a plan is expected to take, and what no plan can beat if that says something, like "12.3 s a step, at best 8.1 s";
-    empty if unknown."""
+    """A plan's expected seconds, and the best possible seconds if that is informative, like "12.3 s a step, at best 8.1 s"; empty
+    if unknown."""
     if predicted is None:
         return ""
     best = telling_bound(predicted, bound, measured)
@@ -71,7 +71,7 @@ def describe_seconds(predicted: float | None, bound: float | None, measured: flo
 
 
 def describe_gap(bound: float, gap: float) -> str:
-    """How far a plan is from what no plan can beat: ``bound`` seconds a step, and ``gap`` times that."""
+    """How far a plan is from the best possible: ``bound`` seconds a step. The plan takes ``gap`` times that."""
     if gap < AS_GOOD:
         compared = "is as good as any"
     elif gap < 1.1:
@@ -108,7 +108,7 @@ def describe_codecs(tensors: Mapping[str, str]) -> str:
 
 
 def codecs_in_use(codecs: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
-    """The codecs of a plan's links, and on how many each is used, like "i8b256 on 12, off on 3". ``codecs``: by source,
+    """The codecs of a plan's links, and the number of links of each, like "i8b256 on 12, off on 3". ``codecs``: by source,
     destination and tensors."""
     used = Counter(codec for links in codecs.values() for tensors in links.values() for codec in tensors.values())
     return ", ".join(f"{codec} on {count}" for codec, count in sorted(used.items()))
@@ -132,7 +132,7 @@ def _describe_stages(plan: Plan) -> str:
 
 
 def _describe_keeping(plan: Plan) -> str:
-    """Who keeps less than usual."""
+    """The nodes that keep less than usual."""
     ways = [(node, way) for stage in plan.stages for node, way in zip(stage.replicas, stage.keeping, strict=False)]
     again = [node for node, way in ways if way.checkpointing is Checkpointing.LAYER]
     hosted = [node for node, way in ways if way.optimizer_state is OptimizerState.HOST]
@@ -156,20 +156,20 @@ def describe_routes(plan: Plan) -> str:
 
 
 def name_first(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
 def without_addresses(text: str) -> str:
-    """The text with "(address hidden)" in place of each IP address and the port that follows it, for those who may not know where
-    members are."""
+    """The text with "(address hidden)" in place of each IP address and its port, for readers who may not know where members
+    are."""
     return _IPV6.sub(_hide, _IPV4.sub("(address hidden)", text))
 
 
 def _hide(found: re.Match[str]) -> str:
     try:
-        ip_address(found[1])  # a time of day looks like one, too
+        ip_address(found[1])  # a time of day looks like an address, too
     except ValueError:
         return found[0]
     return "(address hidden)"

@@ -1,4 +1,4 @@
-"""How long the run has worked on its steps, so that what is lost can be told in seconds."""
+"""How long the run has worked on its steps, so that a loss can be told in seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_MARKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The seconds that the committed steps took, without those that were given up."""
+    """The seconds that the committed steps took. Steps that were given up do not count."""
 
     marks: tuple[tuple[int, float], ...] = ((0, 0.0),)
     """Steps in order, each with the seconds that all steps up to it took. Older marks are further apart."""
@@ -21,7 +21,7 @@ class Work:
         return Work(marks if len(marks) < MOST_MARKS else (*marks[:-1:2], marks[-1]))
 
     def until(self, step: int) -> float:
-        """The seconds that the steps up to this one took. Between two marks all steps count alike."""
+        """The seconds that the steps up to this step took. Between two marks all steps count as equally long."""
         for (before, less), (after, more) in pairwise(self.marks):
             if step < after:
                 return less + (more - less) * max(0, step - before) / (after - before)

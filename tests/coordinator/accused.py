@@ -1,4 +1,4 @@
-"""Scripts in which members contradict each other or fail, and what became of whom."""
+"""Scripts in which members contradict each other or fail, and the resulting suspicions, quarantines and standings."""
 
 from __future__ import annotations
 

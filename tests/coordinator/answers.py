@@ -51,7 +51,7 @@ def answer(
 
 
 def states_of(plan: Plan, node: str, digest: bytes = DIGEST, donors: Iterable[str] = ()) -> list[wire.BucketState]:
-    """What the node says of the buckets of its stage; ``donors``: from whom it has them."""
+    """The node's reports about the buckets of its stage. ``donors``: the nodes that it has them from."""
     stages = [stage for stage in plan.stages if node in stage.replicas]
     layers = [layer for stage in stages for layer in range(*stage.layers)]
     return [wire.BucketState(bucket=layer, digest=digest, donors=donors) for layer in layers]
@@ -65,7 +65,7 @@ def links(node: str, peers: Iterable[str]) -> wire.NodeMessage:
 
 
 def reached(*nodes: str, way: str = "", problem: str = "") -> wire.NodeMessage:
-    """What came of dialling the nodes."""
+    """The results of dialling the nodes."""
     outcomes = [wire.Reached.Outcome(node=node, way=way, problem=problem) for node in nodes]
     return wire.NodeMessage(reached=wire.Reached(outcomes=outcomes))
 

@@ -39,8 +39,8 @@ def auditing(
     one_key: str = "",
     **changes: Any,
 ) -> World:
-    """A world whose nodes compute step 1, with auditors that answer as the test tells them to. ``believed``: those whose word
-    decides. ``one_key``: those who have the same key."""
+    """A world whose nodes compute step 1, with auditors that answer as the test tells them to. ``believed``: the nodes whose word
+    decides. ``one_key``: the nodes that share a key."""
     tables = {**LONG, **changes, "trust": {"audit_rate": rate, "mode": mode}, "cluster": {"nodes": len(nodes)}}
     world = World(fresh_state(**tables), planner)
     if mode == "open" or believed:
@@ -59,7 +59,7 @@ def all_vote(world: World, **changes: Any) -> None:
 
 
 def asked(world: World) -> dict[str, list[str]]:
-    """By node whose work is done again in the step in hand, who is to do it and has not answered."""
+    """By node whose work on the current step is repeated, the auditors that have not answered."""
     phase = world.state.phase
     return {audit.order.node: sorted(audit.awaited) for audit in phase.audits} if isinstance(phase, Stepping) else {}
 
@@ -78,18 +78,18 @@ def asked_for(world: World, node: str) -> None:
 
 
 ASKED_IN_VAIN = {"withheld_by": "c", "problem": "WITHHELD"}
-"""An auditor has come to another digest than c, which hands out nothing to compare with."""
+"""An auditor has another digest than c, and c hands out nothing to compare."""
 
 
 def answer_all(world: World, of: str = "a", **about_it: Any) -> None:
-    """All audits of the step in hand are answered: of this node's work as given, of others' that it is right."""
+    """All audits of the current step are answered: for this node's work as given, for other nodes that their work is right."""
     if not asked(world):
         all_vote(world)
     answer_each(world, lambda accused, _: about_it if accused == of else {})
 
 
 def answer_each(world: World, answer: Callable[[str, str], dict[str, Any]]) -> None:
-    """All audits of the step in hand are answered: as ``answer`` says of the node that is audited and the one that does so."""
+    """All audits of the current step are answered, as ``answer`` says for the audited node and its auditor."""
     step = world.state.ledger.training.step
     while world.state.ledger.training.step == step and isinstance(world.state.phase, Stepping) and asked(world):
         for accused, by in list(asked(world).items()):

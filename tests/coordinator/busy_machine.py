@@ -104,7 +104,7 @@ class BusyMachine(World):
 
 
 def shared_out(flops: Mapping[str, float]) -> Plan:
-    """One stage in which each micro-batch goes to the node that is done with it first."""
+    """A plan of one stage in which each micro-batch goes to the node that finishes it first."""
     loads = dict.fromkeys(sorted(flops), 0)
     for _ in range(MICRO_BATCHES):
         node = min(loads, key=lambda each: ((loads[each] + 1) / flops[each], each))

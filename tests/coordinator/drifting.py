@@ -33,7 +33,7 @@ def steady_run() -> World:
 def timed_steps(
     world: World, count: int, *, seconds: float, arrived: float | None = None, others: float = 1.0, each: float = 2.0
 ) -> None:
-    """``count`` steps of ``each`` seconds, in which a computes for ``seconds`` and b and c for ``others``; a's 1 GB reaches c in
+    """Commits ``count`` steps of ``each`` seconds. a computes for ``seconds``, b and c for ``others``. a's 1 GB reaches c in
     ``arrived`` seconds."""
     for _ in range(count):
         world.now += each

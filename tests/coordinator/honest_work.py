@@ -30,8 +30,8 @@ def _by_node(plan: Plan, exchanges: bool) -> tuple[Mapping[str, list[Hop]], Mapp
 
 
 def hops(plan: Plan, *, exchanges: bool = False) -> list[Hop]:
-    """All that is passed on in a step: between stages, and a piece of each layer's bucket for each replica of its stage, or in an
-    exchange for each node that has the layer."""
+    """The tensors that a step passes on: between stages, and a piece of each layer's bucket for each replica of its stage. In an
+    exchange there is a piece for each node that has the layer."""
     found: list[Hop] = []
     for number, chain in enumerate(() if exchanges else chains(plan)):
         for before, after in pairwise(chain):
@@ -52,7 +52,7 @@ def hops(plan: Plan, *, exchanges: bool = False) -> list[Hop]:
 
 
 def digest(hop: Hop, salt: str = "") -> bytes:
-    """A sum is the same for all who get it."""
+    """The digest of a sum, which is the same for all receivers."""
     sender, receiver, kind, index, part = hop
     what = (sender, "" if kind == Kind.GATHER else receiver, kind, index, part)
     return blake3(f"{what}{salt}".encode()).digest(16)
@@ -88,7 +88,7 @@ def passed(mine: list[Hop], at: int, salt: str = "") -> list[wire.StepReady.Pass
 
 
 def audited(audit: wire.Audit, **changes: Any) -> wire.NodeMessage:
-    """The answer of an auditor that came to the same, with some fields changed."""
+    """The answer of an auditor with the same result, with some fields changed."""
     compared = {"addends"} if audit.HasField("bucket") else set[str]()
     for first in audit.micro_batches[:1]:
         compared |= {"activations" if first.next else "losses", *(["gradients"] if first.previous else ())}

@@ -26,7 +26,7 @@ KINDS = tuple(field.name for field in wire.NodeMessage.DESCRIPTOR.fields)
 
 
 def hostile(random: Random, generation: int, step: int) -> wire.NodeMessage:
-    """A message from a node, about this generation and step more often than not. ``step``: the one in hand."""
+    """A message from a node, mostly about this generation and step. ``step``: the current step."""
     kind = random.choice(KINDS)
     message = _right(kind, random, generation, step) if random.random() < 0.6 else wire.NodeMessage()
     if message.WhichOneof("message") is None:

@@ -24,7 +24,7 @@ def first_and_others(nodes: Iterable[str]) -> Plan:
 
 
 def islands(*nodes: str, **changes: dict[str, Any]) -> World:
-    """A world in which these nodes compute step 1 of a run with rounds. What standbys report is the test's."""
+    """A world where these nodes compute step 1 of a run with rounds. The test decides the reports of standbys."""
     return _begun(World(fresh(nodes, changes), first_and_others), nodes)
 
 

@@ -1,4 +1,4 @@
-"""Ledgers of which a test says just the fields that matter to it, whichever parts these stand in."""
+"""Makes ledgers from only the fields that matter to a test, whichever parts they belong to."""
 
 from __future__ import annotations
 

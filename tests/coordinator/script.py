@@ -1,14 +1,15 @@
 """A coordinator without sockets, disk or clock, and nodes that answer as the test tells them to.
 
-How to write such a test: take a World, or one that trains already (``training("a", "b")``), and let things happen to it one after
-the other. ``join``, ``vote``, ``lose`` and the like play one node; ``settle``, ``step``, ``apply`` and ``save`` play all of them;
-``wait`` lets time pass. Then look at what followed: ``last_to`` and ``kinds_to`` say what a node was sent, ``events`` what was
-logged, and ``state`` is what the coordinator knows. The planner and the standbys answer at once. To choose what the planner
-answers, set ``planner``; to choose when, turn ``automatic_planning`` off and call ``plan``; where a plan can be carried on,
-that is answered at once all the same. To choose what standbys report, turn
-``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). All nodes can dial each other, unless you turn
-``automatic_dialling`` off. Nodes that are out of use pass their tests, unless you turn ``automatic_tests`` off. Scripts about
-snapshots on disks are in snapshots.py.
+How to write such a test: take a World, or a World that trains already (``training("a", "b")``), and let things happen to it one
+after the other. ``join``, ``vote``, ``lose`` and the like play one node. ``settle``, ``step``, ``apply`` and ``save`` play all
+of them. ``wait`` lets time pass. Then check the results: ``last_to`` and ``kinds_to`` give the messages to a node, ``events``
+the log, and ``state`` the coordinator's knowledge.
+
+The planner and the standbys answer immediately. To choose the planner's answer, set ``planner``. To choose its time, turn
+``automatic_planning`` off and call ``plan``; a plan that can be carried on is carried on immediately all the same. To choose the
+standbys' reports, turn ``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). All nodes can dial each other,
+unless you turn ``automatic_dialling`` off. Nodes that are out of use pass their tests, unless you turn ``automatic_tests`` off.
+Scripts about snapshots on disks are in snapshots.py.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ RUN: dict[str, Any] = {
 
 
 LONG: dict[str, dict[str, Any]] = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
-"""Changes to RUN: many steps, none of which is followed by an evaluation or a checkpoint."""
+"""Changes to RUN: many steps. No evaluation or checkpoint follows them."""
 
 
 def run_table(**changes: dict[str, Any]) -> dict[str, Any]:
@@ -130,10 +131,10 @@ def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:
 class World:
     """A coordinator and its nodes.
 
-    ``log`` holds the events as the store would have them; ``said`` the messages that went out, by the stream's number, which
-    ``streams`` has for each node; ``told`` those that say how the run fares, which are not in ``said``;
-    ``certified`` the nodes that got a certificate; ``wanted`` the questions that the planner has not answered yet; ``granted``
-    and ``refusals`` the answers about who may do what, by ticket.
+    ``log``: the events, as the store would have them. ``said``: the messages that went out, by the stream's number; ``streams``
+    has the number for each node. ``told``: the messages about how the run fares, which are not in ``said``. ``certified``: the
+    nodes that got a certificate. ``wanted``: the questions that the planner has not answered yet. ``granted`` and ``refusals``:
+    the answers to requests for access, by ticket.
     """
 
     def __init__(self, state: State | None = None, planner: Callable[[Iterable[str]], Plan | str] = two_stages) -> None:
@@ -202,8 +203,8 @@ class World:
             self.plan()
 
     def _answer(self, send: t.Send) -> None:
-        """A node that was just asked to be a standby has the state at once, one that is to dial others reaches them, one that is
-        to audit finds all right, and one that is tested works."""
+        """Plays a node's immediate reaction. A new standby has the state. A node that is to dial others reaches them. An auditor
+        finds all work right. A tested node works."""
         kind = send.message.WhichOneof("message")
         if kind == "test" and self.automatic_tests:
             self.feed(t.Heard(send.stream, wire.NodeMessage(timed=wire.Timed(flops=1e11))))
@@ -237,8 +238,8 @@ class World:
         self.planner = lambda ids: plan if set(plan.nodes) <= set(ids) else planner(ids)
 
     def greet(self, node: str, /, caller: str | None = None, seen: str = "", **changes: Any) -> int:
-        """The node opens a stream and says Hello, with some of its fields changed; ``caller``: whose key it has, if not its own;
-        ``seen``: from where it comes. Returns the stream's number."""
+        """The node opens a stream and says Hello, with some of its fields changed. ``caller``: the name whose key it has, if not
+        its own. ``seen``: the address that it comes from. Returns the stream's number."""
         self._next_stream += 1
         stream = self._next_stream
         self.streams[node] = stream
@@ -257,8 +258,8 @@ class World:
         return stream
 
     def join(self, *nodes: str, **changes: Any) -> None:
-        """Each node prepares, and reports the links that it is told to probe. Then the time passes in which others could join,
-        and all are ready."""
+        """Each node prepares, and reports the links that it is told to probe. Then the time for others to join passes, and all
+        nodes are ready."""
         for node in nodes:
             self.prepare(node, **changes)
             self.report_links(node)
@@ -287,7 +288,7 @@ class World:
             self.feed(t.TimePassed())
 
     def without_deadline(self) -> None:
-        """The phase in hand has no deadline: the test is about something else that takes long."""
+        """Removes the deadline of the current phase, for a test about something else that takes long."""
         assert not isinstance(self.state.phase, Gathering)
         self.state = replace(self.state, phase=replace(self.state.phase, deadline=math.inf))
 
@@ -309,7 +310,7 @@ class World:
         self.hear(node, plan_failed=wire.PlanFailed(**fields))
 
     def vote(self, node: str, **changes: Any) -> None:
-        """The node votes for the step in hand, with some fields of its vote changed."""
+        """The node votes for the current step, with some fields of its vote changed."""
         said = vote(self.plan_in_force, node, self.state.ledger.training.step + 1)
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
@@ -323,11 +324,11 @@ class World:
             self.keep_up()
 
     def audit(self, node: str, **changes: Any) -> None:
-        """The node answers the audit that it was asked for last: all is right, but for what is changed."""
+        """The node answers its last audit: all is right, except the given changes."""
         self.hear(node, honest_work.audited(self.last_to(node, "audit"), **changes))
 
     def keep_up(self) -> None:
-        """All standbys that have caught up report that they have the gradients of the step in hand."""
+        """All standbys that have caught up report that they have the gradients of the current step."""
         generation, step = self.state.ledger.training.generation, self.state.ledger.training.step
         for node, session in list(self.state.members.sessions.items()):
             standby = session.standby
@@ -344,7 +345,7 @@ class World:
             self.feed(t.TimePassed())
 
     def fail_step(self, node: str, problem: wire.StepProblem, **changes: Any) -> None:
-        """The node says that it cannot do the step in hand."""
+        """The node says that it cannot do the current step."""
         fields = {
             "generation": self.state.ledger.training.generation,
             "step": self.state.ledger.training.step + 1,
@@ -353,7 +354,7 @@ class World:
         self.hear(node, step_failed=wire.StepFailed(problem=problem, **{**fields, **changes}))
 
     def evaluate(self, *nodes: str, loss: float = 2.0) -> None:
-        """The nodes, by default all that are to, report the held-out loss after the last commit, if it is awaited."""
+        """The nodes, by default all that should, report the held-out loss after the last commit, if it is awaited."""
         plan, step = self.plan_in_force, self.state.ledger.training.step
         if (evaluation := self.state.evaluation) is None:
             self.hear(last_busy(plan), evaluated(plan.generation, step))
@@ -375,7 +376,7 @@ class World:
             self.hear(node, snapshot_parts(step, files, problem))
 
     def send_files(self, *nodes: str, problem: str = "") -> None:
-        """Each of the nodes, by default all that are to, has sent its files to the checkpoint."""
+        """Each of the nodes, by default all that should, has sent its files to the checkpoint."""
         upload = self.state.safekeeping.upload
         assert upload is not None
         moments = bytes(64) if self.state.run.checkpoint.weights else b""
@@ -396,7 +397,7 @@ class World:
         self.feed(t.ManifestDone(self.manifests[-1].step, "", digest=MANIFEST))
 
     def finish_run(self) -> None:
-        """All that is left of the run, from a step in hand on."""
+        """Plays the rest of the run, from the current step on."""
         while (last := self.state.ledger.training.step) < self.state.run.train.steps:
             self.step()
             assert self.state.ledger.training.step == last + 1, (
@@ -460,7 +461,7 @@ class World:
 
     @property
     def view(self) -> SoFar:
-        """What those who look on have heard."""
+        """The messages to viewers."""
         view = SoFar()
         for record in self.records:
             view.add(record)
@@ -468,7 +469,7 @@ class World:
 
 
 def training(*nodes: str, **changes: dict[str, Any]) -> World:
-    """A world in which these nodes, by default a and b, compute step 1 of a run with these changes."""
+    """A world where these nodes, by default a and b, compute step 1 of a run with these changes."""
     names = nodes or ("a", "b")
     changes = {**changes, "cluster": {"nodes": len(names), **changes.get("cluster", {})}}
     world = World(fresh_state(**changes))
@@ -496,6 +497,6 @@ def aborted_after_twenty_steps() -> World:
 
 
 def refusal_of(world: World, stream: int) -> wire.Refusal:
-    """The refusal with which the coordinator ended the stream."""
+    """The refusal that ended the stream."""
     assert stream in world.hung_up
     return world.said[stream][-1].refusal

@@ -81,7 +81,7 @@ class Served:
 
     @property
     def ledger(self) -> Ledger:
-        """What the log adds up to; the server's own may be ahead of it by what is being written."""
+        """The fold of the log. The server's own ledger may be ahead of it by the events being written."""
         return fold(self.events)
 
     async def until(self, happened: Callable[[], bool]) -> None:

@@ -56,7 +56,7 @@ def report_full_disk(world: World, step: int, *nodes: str) -> None:
 
 
 def to_fetch(world: World, node: str) -> dict[int, list[str]]:
-    """What the node was last asked to fetch, and from which nodes."""
+    """The parts that the node was last asked to fetch, and from which nodes."""
     return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep_snapshots").missing}
 
 
@@ -123,5 +123,5 @@ def step_after(world: World, seconds: float) -> None:
 
 
 def step_on_disks(world: World) -> int:
-    """The step of the snapshot that is whole on the disks of nodes that are here; 0: there is none."""
+    """The step of the whole snapshot on the disks of connected nodes; 0: none."""
     return replace(availability(world.state), memory=(), checkpoint=0).resume_point().step

@@ -34,7 +34,7 @@ def caught_up(world: World, node: str, **changes: Any) -> None:
 
 
 def report(world: World, node: str, **changes: Any) -> None:
-    """The standby has the state as of the last commit, and the gradients of the step in hand as voted in this generation."""
+    """The standby has the state as of the last commit, and the gradients of the current step as voted in this generation."""
     caught_up(world, node, **{"voted": world.state.ledger.training.generation, **changes})
 
 
@@ -47,6 +47,6 @@ def share_a_machine(world: World, *nodes: str) -> None:
 
 
 def layers_of(world: World, node: str) -> tuple[int, int]:
-    """The layers of which the node was last asked to be a standby."""
+    """The layers that the node was last asked to copy as a standby."""
     asked = world.last_to(node, "standby")
     return asked.first_layer, asked.past_last_layer

@@ -1,4 +1,4 @@
-"""Where a test's store is: in SQLite, unless the environment says DTFM_TEST_DATABASE=postgresql. And what is wrong with a log."""
+"""A test's store: in SQLite, unless the environment says DTFM_TEST_DATABASE=postgresql. And the problems that a log has."""
 
 from __future__ import annotations
 

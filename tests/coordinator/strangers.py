@@ -20,7 +20,7 @@ def open_run(nodes: int, **changes: dict[str, Any]) -> State:
 
 
 def strangers(*nodes: str, planner: Any = two_stages, **changes: Any) -> World:
-    """An open run in which these nodes compute step 1."""
+    """An open run where these nodes compute step 1."""
     world = World(open_run(len(nodes), **changes), planner)
     come(world, *nodes)
     world.settle()
@@ -35,7 +35,7 @@ def come(world: World, *nodes: str, **changes: Any) -> None:
 
 
 def audited(world: World, node: str, *clean: bool) -> list[ev.StandingChanged]:
-    """In one tick so many audits of the node's work come to an end. Returns what is said of standings."""
+    """This number of audits of the node's work ends in one tick. Returns the events about standings."""
     transition = t.Transition(world.state, world.now)
     step = world.state.ledger.training.step + 1
     for each in clean:
@@ -46,7 +46,7 @@ def audited(world: World, node: str, *clean: bool) -> list[ev.StandingChanged]:
 
 
 class Planning(World):
-    """A world in which the scheduler itself plans."""
+    """A world where the scheduler itself plans."""
 
     def plan(self) -> None:
         wanted = self.wanted.pop(0)
@@ -72,8 +72,8 @@ class Planning(World):
             self.settle()
 
     def timed_step(self, speeds: dict[str, float], votes: dict[str, float] | None = None) -> None:
-        """A step in which each node computes as fast as its FLOP/s say, 1e10 where there are none, and waits for the slowest.
-        ``votes``: FLOP/s of nodes that vote other times than they take."""
+        """A step where each node computes as fast as its FLOP/s say (by default 1e10), and waits for the slowest node. ``votes``:
+        FLOP/s of nodes that vote other times than they take."""
         assert self.state.ledger.described is not None
         layers = self.state.ledger.described.workload.layers
         seconds: dict[str, float] = {}

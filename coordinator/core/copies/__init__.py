@@ -1,1 +1,1 @@
-"""Where the state is safe: who has which copy, standbys, snapshots, and nodes that may return with state."""
+"""Where the state is safe: the copies that each node has, standbys, snapshots, and nodes that may return with state."""

@@ -1,5 +1,5 @@
-"""The digests of a snapshot's state, bucket by bucket, as those agree on them who trained it. They go into the log beside the
-snapshot, so that what its writers made of it is checked by whoever reads it."""
+"""The digests of a snapshot's state by bucket, where the nodes that trained it agree. They go into the log beside the snapshot.
+Readers of the snapshot check its files against these digests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from dtfm.protos import control_pb2 as wire
 
 
 def by_stage(transition: Transition, said: Mapping[str, wire.StepReady | wire.Applied]) -> None:
-    """All replicas of each stage have ``said`` the same digest of its state after the last committed step. The digests of its
-    buckets count if they are all of the stage's own and make up that of the stage. That does not say which they are of those that
-    several stages share: there most parties count."""
+    """Logs the digests of the last committed step's state. All replicas of each stage have ``said`` the same digest of the stage.
+
+    A replica's digests of the stage's own buckets count if they are complete, and together give the digest of the stage. Buckets
+    that several stages share cannot be checked in this way: for them, the digest counts that most parties say."""
     ledger = transition.state.ledger
     if not is_wanted(transition.state):
         return
@@ -40,7 +41,8 @@ def by_stage(transition: Transition, said: Mapping[str, wire.StepReady | wire.Ap
 
 
 def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
-    """All who hold the buckets in the plan's first island agree on these digests (hex) of their state after the last commit."""
+    """Logs these digests (hex) of the state after the last commit. All holders of the buckets in the plan's first island
+    agree."""
     state, training = transition.state, transition.state.ledger.training
     island = training.in_force.stages[0].island
     began, is_writer = training.moments_began(island), training.writer in (None, island)
@@ -50,7 +52,7 @@ def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
 
 
 def is_wanted(state: State) -> bool:
-    """Whether there is, or may soon be, a snapshot of the last committed step, of which the log does not say this yet."""
+    """Whether a snapshot of the last committed step exists, or may soon exist, and the log has no digests of its state yet."""
     ledger = state.ledger
     step = ledger.training.step
     there = step in ledger.copies.checkpoints or step in ledger.copies.on_disks or is_under_way(state, step)
@@ -58,7 +60,7 @@ def is_wanted(state: State) -> bool:
 
 
 def _of_most(ledger: Ledger, view: Mapping[str, str]) -> str:
-    """What most parties say; empty: as many say something else. ``view``: digests by node."""
+    """The digest that most parties say; empty: two digests are said by equally many. ``view``: digests by node."""
     times = Counter(digest for _, digest in {(ledger.party(node), digest) for node, digest in view.items()})
     (most, count), *others = times.most_common(2)
     return "" if others and others[0][1] == count else most

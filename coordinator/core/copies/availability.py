@@ -1,5 +1,5 @@
-"""Who has which part of the model's state, as of which step, and as what: the one table that donors, commits, waiting, going back
-and planning read."""
+"""The table of copies: the nodes with each part of the model's state, its step, and its place: memory or disk. Donors, commits,
+waiting, going back and planning all read this table."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Kind(enum.Enum):
     DISK = "disk"
     CHECKPOINT = "checkpoint"
     WEIGHTS = "weights"
-    """A checkpoint without moments. Training goes on from there only if an operator has said so."""
+    """A checkpoint without moments. Training resumes from it only if an operator has said so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One bucket's state after ``step``. ``here``: it can be had now; otherwise once its node returns, or is ready."""
+    """One bucket's state after ``step``. ``here``: the copy can be used now; otherwise when its node returns, or is ready."""
 
     node: str
     step: int
@@ -36,7 +36,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Training can go on from after ``step``; at step 0 the state follows from the seed (None)."""
+    """Training can resume after ``step``. At step 0 the state follows from the seed, and ``kind`` is None."""
 
     step: int
     kind: Kind | None
@@ -44,9 +44,9 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``disks`` lists
-    copies in whole snapshots on disks, by bucket. ``checkpoint``: the step of the newest one from which training may go on; 0:
-    none. ``weights``: it has these alone."""
+    """``memory``: by layer, the copies in memory. A bucket that several layers use is wherever any of these layers is.
+    ``disks``: by bucket, the copies in whole snapshots on disks. ``checkpoint``: the step of the newest checkpoint from which
+    training may resume; 0: none. ``weights``: the checkpoint has only weights."""
 
     memory: tuple[tuple[Copy, ...], ...]
     disks: tuple[tuple[Copy, ...], ...]
@@ -58,7 +58,7 @@ class Availability:
         return tuple(frozenset(copy.node for copy in layer if copy.here and copy.step == step) for layer in self.memory)
 
     def resume_point(self, returning: Collection[str] = ()) -> ResumePoint:
-        """The newest one with the nodes that are ready and those that are ``returning``."""
+        """The newest point to resume from, with the nodes that are ready and the ``returning`` nodes."""
         in_memory, on_disks = _common_steps(self.memory, returning), _common_steps(self.disks, returning)
         step = max((self.checkpoint, *in_memory, *on_disks))
         if step == 0:
@@ -67,7 +67,7 @@ class Availability:
         return ResumePoint(step, Kind.MEMORY if step in in_memory else on)
 
     def needed(self, point: ResumePoint, returning: Collection[str]) -> frozenset[str]:
-        """Those of the ``returning`` nodes that have what ``point`` needs and no ready node has."""
+        """The ``returning`` nodes that have a part of the state at ``point`` that no ready node has."""
         if point.kind in (None, Kind.CHECKPOINT, Kind.WEIGHTS):
             return frozenset()
         table = self.memory if point.kind is Kind.MEMORY else self.disks
@@ -77,7 +77,7 @@ class Availability:
 
 
 def availability(state: State) -> Availability:
-    """The table as of now. Its memory is that of the first island that is whole, or would be with the nodes that may return."""
+    """The table now. Memory counts of one island: the first that is whole, or would be whole if the absent nodes returned."""
     ledger, islands = state.ledger, state.ledger.training.islands
 
     def replicas(island: int) -> list[list[Copy]]:
@@ -104,8 +104,8 @@ def availability(state: State) -> Availability:
 
 
 def step_of(standby: Standby, state: State) -> int | None:
-    """The last step that the standby's copy includes. The last commit counts if the standby has its gradients. None: it is still
-    copying."""
+    """The last step that the standby's copy includes. The last commit counts if the standby has its gradients. None: the standby
+    is still copying."""
     training, following = state.ledger.training, standby.rounds.next_rest(standby.step)
     last = training.last
     if last is not None and (following, standby.voted) == (last.step, last.generation) and following == training.step:
@@ -114,14 +114,14 @@ def step_of(standby: Standby, state: State) -> int | None:
 
 
 def standbys_of(state: State) -> Mapping[str, Standby]:
-    """Those whose request still holds, by node."""
+    """By node, the standbys whose request still holds."""
     sessions = state.members.sessions
     standbys = {node: standby_of(state, sessions[node]) for node in state.ledger.ready}
     return {node: standby for node, standby in standbys.items() if standby is not None}
 
 
 def standby_of(state: State, session: Session) -> Standby | None:
-    """The session's standby, unless a later plan in which the node has a part has ended it."""
+    """The session's standby. None: it has no request, or a later plan with the node has ended it."""
     standby, plan = session.standby, state.ledger.training.plan
     if standby is None or plan is None:
         return None
@@ -131,8 +131,8 @@ def standby_of(state: State, session: Session) -> Standby | None:
 
 
 def on_disk(state: State, step: int, buckets: Collection[int]) -> Mapping[int, tuple[str, ...]]:
-    """By bucket, the connected nodes that have it on disk in the snapshot of ``step``, which may be under way. Buckets that
-    nobody has are left out."""
+    """By bucket, the connected nodes that have the bucket on disk in the snapshot of ``step``, which may be unfinished. Buckets
+    on no disk are left out."""
     holders: dict[int, list[str]] = {}
     for node, session in sorted(state.members.sessions.items()):
         for bucket in session.on_disk.get(step, frozenset()).intersection(buckets):
@@ -141,8 +141,8 @@ def on_disk(state: State, step: int, buckets: Collection[int]) -> Mapping[int, t
 
 
 def fastest_donors(state: State, node: str, holders: Sequence[str]) -> tuple[str, ...]:
-    """Of a layer's ``holders``, without ``node`` itself and those that it should not believe: those with the fastest links to it,
-    the fastest first."""
+    """The ``holders`` of a layer with the fastest links to ``node``, the fastest first. Leaves out ``node`` itself, and holders
+    that it should not believe."""
 
     def bandwidth(donor: str) -> float:
         link = state.ledger.reach.links.get(donor, {}).get(node)
@@ -153,7 +153,7 @@ def fastest_donors(state: State, node: str, holders: Sequence[str]) -> tuple[str
 
 
 def donors_at_work(state: State) -> frozenset[str]:
-    """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
+    """Nodes whose state others fetch for the plan that is about to begin, or copy as standbys that have not caught up."""
     plan, holders = state.ledger.training.plan, state.ledger.holders
     wanted = [standby.layers for standby in standbys_of(state).values() if standby.caught_up is None]
     if isinstance(state.phase, Switching) and plan is not None:
@@ -166,7 +166,7 @@ def donors_at_work(state: State) -> frozenset[str]:
 
 
 def is_under_way(state: State, step: int) -> bool:
-    """Whether the state after ``step`` is on its way to the disks, or to a checkpoint."""
+    """Whether the state after ``step`` is being written to the disks, or sent to a checkpoint."""
     kept = state.safekeeping
     return any(each is not None and each.step == step for each in (kept.snapshot, kept.upload))
 
@@ -177,7 +177,7 @@ def parameter_bytes(state: State, layers: Layers) -> float:
 
 
 def _replica(state: State, node: str, process: str) -> Copy | None:
-    """None: the process is gone for good, since it has ended, or another one has joined as this node."""
+    """The node's copy. None: the process is gone for good, since it has ended, or another process has joined as this node."""
     session, member = state.members.sessions.get(node), state.ledger.members.get(node)
     if node in state.members.ended if member is None else member.incarnation != process:
         return None
@@ -203,6 +203,6 @@ def _disks(state: State) -> tuple[tuple[Copy, ...], ...]:
 
 
 def _common_steps(table: tuple[tuple[Copy, ...], ...], returning: Collection[str]) -> set[int]:
-    """The steps of which every bucket has a copy."""
+    """The steps that every bucket has a copy of."""
     steps = [{copy.step for copy in bucket if copy.here or copy.node in returning} for bucket in table]
     return set.intersection(*steps) if steps else set()

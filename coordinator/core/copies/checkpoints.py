@@ -1,7 +1,7 @@
 """Checkpoints: the files of a snapshot, sent from the nodes' disks to the run's place for checkpoints.
 
-Whoever has a bucket on disk can send it, so a node that fails or leaves is replaced by another one. The manifest makes a
-checkpoint whole. Nobody is accused and no run ends because storage is in trouble: what cannot be sent is tried again.
+Any node that has a bucket on disk can send it, so another node replaces one that fails or leaves. The manifest makes a
+checkpoint whole. Trouble with storage accuses nobody and ends no run: files that could not be sent are tried again.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import BUFFERS, bucket_of, gathering_folder, step_folder
 
 MOST_MODEL_FILE_BYTES = 64 << 20
-"""A tokenizer's are the largest."""
+"""Tokenizers have the largest files beside the buckets."""
 
 LINE_FRACTION = 0.25
-"""How much of its fastest link the nodes of a machine use for a checkpoint while the run trains."""
+"""The fraction of its fastest link that the nodes of a machine use for a checkpoint while the run trains."""
 
 LEAST_BANDWIDTH = 100e3
-"""Bytes per second that any node should send."""
+"""The bytes per second that any node is expected to send."""
 
 PATIENCE_FACTOR = 10
-"""A node may take this many times as long for its files as it should, and twice as long after each trouble."""
+"""A node may take this many times as long for its files as it should, and twice as long after each failure."""
 
 RETRY_LEASES, LONGEST_RETRY_LEASES = 2, 60
-"""After trouble, missing files are sent again after the first of these times. It doubles up to the second one."""
+"""After a failure, missing files are sent again after the first of these times. The time doubles up to the second."""
 
 MOST_ATTEMPTS = 5
-"""How often a file is tried that no node here has on disk, or that may be damaged after the last step."""
+"""The number of attempts for a file that no connected node has on disk, or that may be damaged after the last step."""
 
 _MODEL_FILE = re.compile(
     r"(generation_)?config\.json|tokenizer[a-z_]*\.(json|model)|(special_tokens_map|added_tokens|vocab)\.json|"
     rf"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja|{re.escape(BUFFERS)}"
 )
-"""What a node may write beside the buckets: nothing that transformers would load in their place."""
+"""The files that a node may write beside the buckets. None of them would be loaded by transformers in place of the buckets."""
 
 
 def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart]) -> None:
-    """The ``parts`` of the snapshot of ``step``, by bucket, are on the nodes' disks and go to a checkpoint. One that is in
-    trouble is given up for it."""
-    give_up(transition, f"that of step {step} takes its place")
+    """Starts to send ``parts``, the snapshot of ``step`` by bucket, from the nodes' disks to a checkpoint. Gives up the
+    checkpoint under way, if there is one."""
+    give_up(transition, f"the checkpoint of step {step} takes its place")
     safekeeping = transition.state.safekeeping
     run = transition.state.run
     upload = Upload(step, run.checkpoints, run.checkpoint.weights, parts)
@@ -61,7 +61,7 @@ def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart
 
 
 def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -> None:
-    """Files of the node have arrived, or it could not send the rest."""
+    """Files of the node have arrived, or the node could not send the rest."""
     described, upload, node = transition.state.ledger.description, transition.state.safekeeping.upload, session.node
     check_uploaded(message, described.buckets)
     if upload is None or upload.step != message.step or node not in upload.sending:
@@ -110,14 +110,14 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
 
 
 def node_left(transition: Transition, node: str) -> None:
-    """Others send what the node was to send."""
+    """Other nodes send the buckets that this node was to send."""
     if (upload := transition.state.safekeeping.upload) is not None and node in upload.sending:
         _set(transition, upload.without(node))
         _go_on(transition)
 
 
 def end_overdue(transition: Transition) -> None:
-    """Others send what a node has not sent in time; after trouble, what is missing is tried again."""
+    """Other nodes send the buckets of a late node. After a failure, missing files are tried again when that is due."""
     if (upload := transition.state.safekeeping.upload) is None:
         return
     late = [node for node, sending in upload.sending.items() if transition.now > sending.due]
@@ -138,8 +138,8 @@ def end_overdue(transition: Transition) -> None:
 
 
 def is_needed(state: State, node: str) -> bool:
-    """Whether the node writes for a checkpoint, or no other node that is here has a file on disk that has still to come. While
-    the run trains, nobody is kept for storage that is in trouble: there will be another checkpoint."""
+    """Whether a checkpoint needs this node: the node writes for it, or no other connected node has a missing file on disk. While
+    the run trains, no node is kept for storage in trouble: there will be another checkpoint."""
     tally, upload = state.safekeeping.snapshot, state.safekeeping.upload
     if tally is not None and tally.checkpoint and node in tally.writers:
         return True
@@ -149,8 +149,8 @@ def is_needed(state: State, node: str) -> bool:
 
 
 def most_bytes(state: State, node: str, step: int, file: str) -> int:
-    """How large the node may make this file of the checkpoint of ``step``, where the coordinator keeps checkpoints itself; 0: it
-    may not write it."""
+    """The largest size that the node may give this file of the checkpoint of ``step``, where the coordinator itself keeps
+    checkpoints; 0: the node may not write the file."""
     upload, bucket = state.safekeeping.upload, bucket_of(file)
     if (
         state.stopped
@@ -161,14 +161,14 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
         return 0
     if (bucket or 0) not in upload.sending[node].buckets:
         return 0
-    if bucket is None:  # of the model: whoever sends the first bucket writes it
+    if bucket is None:  # a file of the model: the sender of the first bucket writes it
         return MOST_MODEL_FILE_BYTES if _MODEL_FILE.fullmatch(file) else 0
     return upload.parts[bucket].size_bytes
 
 
 def failed(transition: Transition, step: int, reason: str) -> None:
-    """There is no checkpoint of ``step``. The last one is tried again after a while (step/pause.py): nothing else would remain of
-    the run."""
+    """There is no checkpoint of ``step``. The last one of a run is tried again after a while (step/pause.py), as nothing else
+    would remain of the run."""
     due = transition.now + RETRY_LEASES * transition.state.lease
     transition.set_safekeeping(replace(transition.state.safekeeping, next_checkpoint=due))
     transition.emit(ev.CheckpointFailed(step, reason))
@@ -182,7 +182,7 @@ def give_up(transition: Transition, reason: str) -> None:
 
 
 def moved(transition: Transition) -> None:
-    """The run has another place for checkpoints: what has failed in the one before may work there."""
+    """The run has another place for checkpoints. A checkpoint that failed at the old place is tried there."""
     safekeeping, upload = transition.state.safekeeping, transition.state.safekeeping.upload
     transition.set_safekeeping(replace(safekeeping, next_checkpoint=-math.inf))
     if upload is not None and upload.is_in_trouble:
@@ -190,8 +190,8 @@ def moved(transition: Transition) -> None:
 
 
 def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
-    """Deletes the checkpoints that the run does not keep, what there is of those that were given up, and those of ``undone``
-    steps: whoever looks into the folder alone would take them for the newest."""
+    """Deletes checkpoints: those that the run does not keep, the rest of unfinished ones that were given up, and those of
+    ``undone`` steps. Readers of the folder alone would take an undone checkpoint for the newest."""
     ledger, safekeeping, run = transition.state.ledger, transition.state.safekeeping, transition.state.run
     under_way = frozenset({safekeeping.upload.step}) if safekeeping.upload is not None else frozenset[int]()
     given_up = frozenset({*safekeeping.unfinished, *undone}) - under_way
@@ -205,8 +205,8 @@ def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
 
 
 def _go_on(transition: Transition) -> None:
-    """Each bucket that has not arrived is sent by one of the nodes that have it, the one with the least to send. Once all have
-    arrived, the manifest is written."""
+    """Has each missing bucket sent by one of the nodes that have it: the one with the least to send. When all buckets have
+    arrived, has the manifest written."""
     state, upload = transition.state, transition.state.safekeeping.upload
     assert upload is not None
     if upload.finishing or upload.again is not None:
@@ -233,19 +233,19 @@ def _go_on(transition: Transition) -> None:
     if upload.sending:
         return
     if missing - holders.keys() and upload.attempts >= MOST_ATTEMPTS:
-        give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is on no disk any more")
+        give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is no longer on any disk")
         disks.tidy(transition)
     else:
         _wait(transition, upload.problem or f"bucket {min(missing)} is on no disk that is here")
 
 
 def _send(transition: Transition, upload: Upload, node: str, buckets: Collection[int], size: float) -> Upload:
-    """Has the node send the buckets too; of ``size`` bytes is all that it then has to send."""
+    """Has the node send these buckets too. ``size``: the bytes that it then has to send in all."""
     state = transition.state
     links, ready = state.ledger.reach.links.get(node, {}), state.ledger.ready
     line = max((link.bandwidth for link in links.values() if link.way != "loopback"), default=0.0)
     beside = (len(machine) for machine in machines_of(state.ledger, ready) if node in {ready[at] for at in machine})
-    share = line / next(beside, 1)  # others of its machine may be sending, too
+    share = line / next(beside, 1)  # other nodes of its machine may be sending, too
     idle = isinstance(state.phase, Pausing | Gathering)
     rate = 0.0 if idle else max(LINE_FRACTION * share, LEAST_BANDWIDTH)
     message = wire.Upload(
@@ -263,7 +263,7 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
 
 
 def _fail(transition: Transition, node: str, problem: str) -> None:
-    """The node sends nothing more before all that failed are tried again."""
+    """The node sends nothing until the failed files are tried again."""
     upload = transition.state.safekeeping.upload
     assert upload is not None
     transition.log(f"part of the checkpoint of step {upload.step} has not come: {problem}")
@@ -271,7 +271,7 @@ def _fail(transition: Transition, node: str, problem: str) -> None:
 
 
 def _wait(transition: Transition, problem: str) -> None:
-    """Nobody can send what is missing now, or the manifest cannot be written: all that is tried again later."""
+    """No node can send the missing files now, or the manifest cannot be written. Both are tried again later."""
     upload = transition.state.safekeeping.upload
     assert upload is not None
     seconds = min(RETRY_LEASES * 2**upload.attempts, LONGEST_RETRY_LEASES) * transition.state.lease

@@ -13,21 +13,22 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 SNAPSHOTS = 4
-"""A node's disk may come to need room for as many snapshots of its part: the two that are kept, the one under way, and as much as
-that one leaves free."""
+"""A node's disk may need room for this many snapshots of its part: the two kept ones, the one being written, and as
+much as writing that one must leave free."""
 
 ROOM_BYTES = 1 << 30
-"""What is left free of the coordinator's disk, for the log and for others."""
+"""The bytes left free on the coordinator's disk, for the log and for other programs."""
 
 
 def to_keep(state: State) -> wire.KeepSnapshots:
-    """The snapshots that every node should keep: the whole ones, the one under way, and the one that goes to a checkpoint."""
+    """The snapshots that every node should keep: the whole ones, the one being written, and the one being sent to a
+    checkpoint."""
     under_way = [each.step for each in (state.safekeeping.snapshot, state.safekeeping.upload) if each is not None]
     return wire.KeepSnapshots(steps=sorted({*state.ledger.copies.on_disks, *under_way}))
 
 
 def tidy(transition: Transition) -> None:
-    """Disks keep no more than they should."""
+    """Tells nodes to delete snapshots that they should not keep."""
     keep = to_keep(transition.state)
     sessions = transition.state.members.sessions
     for session in [s for s in sessions.values() if s.on_disk.keys() - keep.steps]:
@@ -38,8 +39,8 @@ def tidy(transition: Transition) -> None:
 
 
 def look_for_room(transition: Transition, before: Plan | None) -> None:
-    """A plan has just been adopted: says which disks are too small for what the run may keep there. ``before``: the last plan,
-    of which this has been said. Nothing else comes of it: training goes on, and what cannot be written is tried again."""
+    """After a plan is adopted: reports disks that are too small for the snapshots and checkpoints that the run may keep there.
+    ``before``: the previous plan, which was checked already. Training goes on, and a failed write is tried again."""
     state, run, plan = transition.state, transition.state.run, transition.state.ledger.training.in_force
     workload = state.ledger.description.workload
     all_of_state = workload.bytes_moved_per_parameter_byte
@@ -62,8 +63,8 @@ def look_for_room(transition: Transition, before: Plan | None) -> None:
 
 
 def claimed(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """A node that has just joined says what is on its disk. It gives no digests: only buckets that it had when the snapshot
-    became whole count. Of a step that was trained again since then, it may have other files."""
+    """A node that has just joined lists the snapshot files on its disk, without digests. Only buckets count that the node had
+    when the snapshot became whole. If the step was trained again since then, the node may have other files of it."""
     claims = message.on_disk
     described, whole = transition.state.ledger.description, transition.state.ledger.copies.on_disks
     for claim in claims:

@@ -1,4 +1,4 @@
-"""State that is lost: which nodes to wait for, where training goes on, and when an operator has to say."""
+"""State that is lost: which nodes to wait for, where training resumes, and when an operator has to decide."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dtfm.coordinator.log.wording import duration_in_words
 from dtfm.protos.printable import counted
 
 ASK_SECONDS = 600.0
-"""An operator is asked before this much work is given up. Training goes back by itself if less is lost."""
+"""Before this many seconds of work are given up, an operator is asked. If less is lost, training goes back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Why nothing trains, as a ``sentence``. ``asks``: an operator has to say how to go on, and the sentence names the
+    """Why nothing trains, as a ``sentence``. ``asks``: an operator has to decide how to go on, and the sentence names the
     commands."""
 
     sentence: str
@@ -28,25 +28,25 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What there is of the state."""
+    """Where copies of the state are, and where training can resume from them."""
 
     table: Availability
     here: ResumePoint
-    """Where training can go on with the nodes that are ready."""
+    """Where training can resume with the nodes that are ready."""
     returning: frozenset[str]
     """Nodes that are not ready and may come back by themselves with state."""
     soon: ResumePoint
-    """Where training can go on with these too."""
+    """Where training can resume if the ``returning`` nodes are back too."""
     away: frozenset[str]
     """All nodes that are not ready and have state. Of nodes that said goodbye only the disks count."""
     ever: ResumePoint
-    """Where training can go on with these too."""
+    """Where training can resume if all ``away`` nodes are back."""
     weights: int
     """The step of the newest weights in a checkpoint, if they are newer than ``here``; otherwise 0."""
 
 
 def awaited(state: State, phase: Gathering, now: float) -> Awaited | None:
-    """What training waits for before it goes back. None: nothing is lost, or it goes back now."""
+    """What training waits for before it goes back. None: no state is lost, or training goes back now."""
     lost, training = what_is_lost(state, now), state.ledger.training
     if lost.here.step >= training.step or _is_over(state):
         islands = _islands_that_return(state, phase, now) if lost.soon.step <= lost.here.step else ""
@@ -66,12 +66,12 @@ def awaited(state: State, phase: Gathering, now: float) -> Awaited | None:
 
 
 def resume_point(state: State, now: float) -> ResumePoint | None:
-    """Where training goes on if nobody is waited for. None: an operator has to say."""
+    """Where training resumes if it waits for no node. None: an operator has to decide."""
     return _goes_back_to(state, what_is_lost(state, now))
 
 
 def what_is_lost(state: State, now: float) -> Lost:
-    """What there is of the state, with and without the nodes that are away."""
+    """Where the state is, with and without the nodes that are away."""
     table, copies = _without_those_that_gave_up(state, availability(state), now), state.ledger.copies
     in_memory = {copy.node for layer in table.memory for copy in layer if not copy.here}
     on_disks = {copy.node for bucket in table.disks for copy in bucket if not copy.here}
@@ -90,16 +90,16 @@ def _step(point: ResumePoint) -> int:
 
 
 def _is_over(state: State) -> bool:
-    """Whether no step follows, and the weights of the last step are in a checkpoint: then no state is needed."""
+    """Whether no step follows and the last step's weights are in a checkpoint, so that no state is needed."""
     return state.is_closing and state.ledger.training.step in state.ledger.copies.checkpoints
 
 
 def _goes_back_to(state: State, lost: Lost) -> ResumePoint | None:
-    """Where training goes on. None: too much would be lost for that."""
+    """Where training resumes. None: too much work would be lost."""
     training = state.ledger.training
     if lost.here.step >= training.step or _is_over(state):
         return lost.here
-    # A whole snapshot is the newest state of which nothing is missing, unless something newer is somewhere.
+    # A whole snapshot is the newest complete state, unless something newer is somewhere.
     newest = training.step if lost.here.kind is None else max(lost.ever.step, lost.weights)
     begins_again = lost.here.kind is None and lost.weights > 0
     if training.work.between(lost.here.step, newest) < ASK_SECONDS and not begins_again:
@@ -114,7 +114,7 @@ def _goes_back_to(state: State, lost: Lost) -> ResumePoint | None:
 
 
 def _without_those_that_gave_up(state: State, table: Availability, now: float) -> Availability:
-    """Without what nodes had in memory that have looked for the coordinator in vain, and ended."""
+    """The table without the memory of nodes that looked for the coordinator in vain and ended."""
     gave_up = {
         copy.node
         for layer in table.memory
@@ -126,8 +126,8 @@ def _without_those_that_gave_up(state: State, table: Availability, now: float) -
 
 
 def _holds_out_until(state: State, node: str) -> float:
-    """When a node that is away gives up looking for the coordinator, and ends. A node that left before this process of the
-    coordinator began counts as if it had left then."""
+    """When an absent node gives up looking for the coordinator, and ends. A node that left before this process of the coordinator
+    began is treated as if it had left at that time."""
     members = state.members
     heard = members.away[node].heard if node in members.away else members.hearing
     if node in members.sessions or math.isinf(heard):
@@ -136,11 +136,11 @@ def _holds_out_until(state: State, node: str) -> float:
 
 
 def _waits_until(state: State, phase: Gathering, now: float, lost: Lost, point: ResumePoint | None) -> float:
-    """Until when to wait for the nodes that may return.
+    """The time until which training waits for the nodes that may return.
 
-    That is as long as training the lost steps again takes, and at most GRACE_LEASES if a snapshot is here, or if the operator is
-    asked next. Nodes that fell silent while they trained may be cut off from the coordinator alone, and get CUT_OFF_LEASES. Nodes
-    that are back get GRACE_LEASES to become ready. So do all nodes after a restart of the coordinator.
+    That is as long as it takes to train the lost steps again. If a snapshot is here, or if the operator is asked next, it is at
+    most GRACE_LEASES. Nodes that fell silent while they trained may be cut off from the coordinator alone, and get
+    CUT_OFF_LEASES. Nodes that are back get GRACE_LEASES to become ready. So do all nodes after a restart of the coordinator.
     """
     grace, cut_off = GRACE_LEASES * state.lease, CUT_OFF_LEASES * state.lease
     until = now if phase.waiting is None else phase.waiting
@@ -162,19 +162,19 @@ def _waits_until(state: State, phase: Gathering, now: float, lost: Lost, point: 
 
 
 def _islands_that_return(state: State, phase: Gathering, now: float) -> str:
-    """For which islands training waits after a restart of the coordinator, though nothing would be lost without them: each has
-    weights and moments of its own."""
+    """The islands that training waits for after a restart of the coordinator. No state would be lost without them, but each
+    island has weights and moments of its own."""
     training, grace = state.ledger.training, GRACE_LEASES * state.lease
     gone, members = {*state.members.ended, *state.ledger.ready}, state.ledger.members
     held = {who for layer in training.held for who in layer if who[0] not in gone}
     others = sorted(node for node, process in held if node not in members or members[node].incarnation == process)
     if not training.islands or not others or state.planner.has_planned or now >= phase.since + grace:
         return ""
-    return f"up to {grace:.3g} seconds for {', '.join(others)} to return with what their islands have learnt"
+    return f"up to {grace:.3g} seconds for {', '.join(others)} to return with the state of their islands"
 
 
 def _question(state: State, lost: Lost) -> str:
-    """What there is, the commands, and what each of them costs."""
+    """The question to an operator: what state there is, the commands, and the price of each."""
     answers = []
     if lost.ever.step > lost.here.step:
         needed = name_some(lost.table.needed(lost.ever, lost.away))
@@ -194,7 +194,7 @@ def _question(state: State, lost: Lost) -> str:
 
 
 def _price(state: State, step: int) -> str:
-    """What going back to the step costs."""
+    """What is lost by going back to the step."""
     training = state.ledger.training
     if step >= training.step:
         return "no step is lost"

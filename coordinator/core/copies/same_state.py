@@ -1,6 +1,5 @@
-"""Whether all who hold a bucket hold the same, before a plan begins: those who trained it, and those who got it from them, from
-standbys or from a snapshot, of whose state the log has the digests. So what a donor hands out is checked before anybody trains
-on it."""
+"""Before a plan begins: whether all holders of a bucket hold the same state. Some trained the bucket; others got it from these
+nodes, from standbys, or from a snapshot whose digests are in the log. So donors' state is checked before anybody trains on it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from dtfm.protos import control_pb2 as wire
 
 
 def told(state: State, phase: Switching, node: str, states: Collection[wire.BucketState]) -> Switching:
-    """The phase, once ``node`` has said what it holds. Raises Refused."""
+    """The phase, now that ``node`` has said which state it holds. Raises Refused."""
     ledger, plan = state.ledger, state.ledger.training.in_force
     due = [layer for stage in plan.stages if node in stage.replicas for layer in range(*stage.layers)]
     named = phase.givers.get(node, ()), state.members.sessions[node].copies_from
@@ -37,10 +36,10 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
 
 
 def difference(transition: Transition, phase: Switching) -> Setback | None:
-    """Who holds another state than others; None: nobody does, and training can begin."""
+    """The nodes that hold different state than others; None: all agree, and training can begin."""
     ledger, training = transition.state.ledger, transition.state.ledger.training
     step, main = training.step, training.in_force.stages[0].island
-    wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
+    wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, its holders
     snapshot = () if ledger.state_is_held else ledger.copies.digests(step)
     for (island, bucket), views in sorted(_by_bucket(ledger, phase).items()):
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
@@ -53,7 +52,7 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
         if (found := state_differs(ledger, digests, stage, f"bucket {bucket}", went_on=bool(held))) is not None:
             return found
         right = next(iter(held.values()))
-        for node, said in views.items():  # of each node one bucket, if possible one that it has from one donor alone
+        for node, said in views.items():  # one bucket per node, if possible a bucket that it has from a single donor
             if said.digest != right and (node not in wrong or len(said.donors) == 1 < len(wrong[node][1])):
                 wrong[node] = bucket, said.donors, sorted(held)
     if wrong:
@@ -64,7 +63,7 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
 
 
 def _had_another(step: int, wrong: Mapping[str, tuple[int, tuple[str, ...], list[str]]]) -> Setback:
-    """Nodes have another state than those who trained it. They get it again, from other donors."""
+    """Some nodes have other state than the nodes that trained it. They get the state again, from other donors."""
     doubts = []
     for node, (bucket, donors, holders) in sorted(wrong.items()):
         what = f"after step {step} {node} has another state of bucket {bucket} than {name_some(holders)}"
@@ -78,7 +77,7 @@ def _had_another(step: int, wrong: Mapping[str, tuple[int, tuple[str, ...], list
 
 
 def _by_bucket(ledger: Ledger, phase: Switching) -> Mapping[tuple[int, int], Mapping[str, StateTold]]:
-    """By island and bucket, what nodes say that train it there, or have it from there."""
+    """By island and bucket, the reports of the nodes that train the bucket there, or have it from there."""
     found: dict[tuple[int, int], dict[str, StateTold]] = {}
     plan = ledger.training.in_force
     islands = {**ledger.training.islands, **{node: s.island for s in plan.stages for node in s.replicas}}
@@ -89,7 +88,7 @@ def _by_bucket(ledger: Ledger, phase: Switching) -> Mapping[tuple[int, int], Map
 
 
 def _holds(ledger: Ledger, node: str, bucket: int, said: StateTold) -> bool:
-    """Whether the node has had the bucket since before the plan. Which layers use one that several share is not known here."""
+    """Whether the node has had the bucket since before the plan. Which layers use a shared bucket is not known here."""
     holders = ledger.holders_in(ledger.source_of(node))
     if bucket < len(holders):
         return node in holders[bucket]

@@ -1,8 +1,8 @@
 """Snapshots: the run's state after a step, on the nodes' own disks.
 
-Each node writes all that it trains to its own disk. Then, if that has not been done for a while, others fetch what is on one
-machine alone: the snapshot is spread when each part is on two machines, or cannot be, and those before can go. If a checkpoint is
-due, files go from the disks to the run's place for checkpoints (checkpoints.py).
+Each node writes the state that it trains to its own disk. If no snapshot was spread for a while, other nodes then fetch the
+parts that are on only one machine. When each part is on two machines, or cannot be, the snapshot is spread, and earlier
+snapshots can go. If a checkpoint is due, files go from the disks to the run's place for checkpoints (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 
 PAUSE_LEASES = 6
-"""The least time between two snapshots for which nodes fetch what is on one machine alone."""
+"""The least time between two snapshots that are spread over machines."""
 
 LOSS_LEASES = 360
-"""How often a stage that rests on one machine is taken to be lost: once an hour, where the lease is ten seconds."""
+"""How often a stage on only one machine is assumed to be lost: once an hour, where the lease is ten seconds."""
 
 TIME_FRACTION = 0.2
-"""The largest fraction of the time that snapshots may take, and of the links that carry them meanwhile."""
+"""The largest fraction of the time that snapshots may take. Also the largest fraction that they may take of links."""
 
 PATIENCE_FACTOR = 10
-"""Nodes may take this many times as long as writing or fetching their part should take, and at least as many leases."""
+"""Nodes may take this many times as long as writing or fetching their part should take, and at least this many leases."""
 
 DISK_BANDWIDTH = 100e6
-"""Bytes per second that a node's disk should write."""
+"""The bytes per second that a node's disk is expected to write."""
 
 Holders = Mapping[int, Sequence[str]]
-"""By bucket, the connected nodes that have it on disk."""
+"""By bucket, the connected nodes that have the bucket on disk."""
 
 
 def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) -> bool:
-    """Whether the plan's nodes write the state after ``step`` to their disks now: a snapshot is under way then. ``checkpoint``:
-    one is due. ``last``: no step follows, so it matters more than what is under way."""
+    """Whether the plan's nodes now write the state after ``step`` to their disks. If so, a snapshot is under way. ``checkpoint``:
+    a checkpoint is due. ``last``: no step follows, so this snapshot replaces the one under way."""
     if transition.state.safekeeping.next_spread is None:
         _put_off(transition)
     kept = transition.state.safekeeping
@@ -66,7 +66,7 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     sends = due and not waits
     if kept.snapshot is not None or not (sends or (spread and rests_on_one_machine(transition.state))):
         return False
-    plan, *_ = transition.state.ledger.training.in_force.islands  # all have the same weights now
+    plan, *_ = transition.state.ledger.training.in_force.islands  # all islands have the same weights now
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     most_bytes = max(parameter_bytes(transition.state, layers) for layers in writers.values())
     most_bytes *= transition.state.ledger.description.workload.bytes_moved_per_parameter_byte
@@ -109,7 +109,7 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
 
 
 def node_left(transition: Transition, node: str) -> None:
-    """What the node was to write, fetch or send is not awaited any more, even if it returns."""
+    """Stops waiting for the node to write, fetch or send files, even if the node returns."""
     if (tally := transition.state.safekeeping.snapshot) is not None:
         written = {bucket: {n: part for n, part in of.items() if n != node} for bucket, of in tally.written.items()}
         tally = replace(_without(tally, node), written=written)
@@ -119,8 +119,8 @@ def node_left(transition: Transition, node: str) -> None:
 
 
 def end_overdue(transition: Transition) -> None:
-    """Ends waiting for nodes that have not done their part in time, and for those that fetch from nodes whose links are needed
-    for the state itself. What is on one machine then stays there alone."""
+    """Stops waiting for nodes that are late, and for nodes that fetch over links that are needed for the state itself. Parts
+    that are on one machine alone then stay there."""
     tally = transition.state.safekeeping.snapshot
     if transition.state.stopped:
         return
@@ -139,8 +139,8 @@ def end_overdue(transition: Transition) -> None:
 
 
 def rolled_back(transition: Transition, before: Collection[int]) -> None:
-    """Training has gone back: snapshots of later steps no longer belong to its history. ``before``: the steps of the checkpoints
-    that it had, and that are in doubt. Others stay: weights that came home may be all that is left."""
+    """Training has gone back: gives up snapshots and checkpoints of later steps. ``before``: the steps of the checkpoints before
+    training went back; the later ones are in doubt. Others stay: weights that came home may be all that is left."""
     step = transition.state.ledger.training.step
     kept = transition.state.safekeeping
     if (tally := kept.snapshot) is not None and tally.step > step:
@@ -152,7 +152,7 @@ def rolled_back(transition: Transition, before: Collection[int]) -> None:
 
 
 def source(state: State) -> wire.SnapshotSource:
-    """The whole snapshot of the last committed step, or the checkpoint, for nodes that read it."""
+    """The whole snapshot of the last committed step, or its checkpoint, for nodes that read it."""
     ledger = state.ledger
     if (whole := ledger.copies.on_disks.get(ledger.training.step)) is not None:
         holders = on_disk(state, whole.step, range(len(whole.parts)))
@@ -171,18 +171,18 @@ def source(state: State) -> wire.SnapshotSource:
 
 
 def pause_after(seconds: float, lease: float) -> float:
-    """Seconds between two snapshots of which the last took ``seconds``: the square root of twice the cost times the mean time
-    between losses (Young, "A first order approximation to the optimum checkpoint interval", 1974), but at most TIME_FRACTION of
-    the time goes into them."""
+    """Seconds between two snapshots, if the last took ``seconds``: the square root of twice the cost times the mean time between
+    losses. Snapshots take at most TIME_FRACTION of the time. Source: Young, "A first order approximation to the optimum
+    checkpoint interval", 1974."""
     return max(PAUSE_LEASES * lease, math.sqrt(2 * seconds * LOSS_LEASES * lease), seconds / TIME_FRACTION)
 
 
 def _go_on(transition: Transition, tally: SnapshotTally) -> None:
-    """Once all is written, what is due goes to a checkpoint, and what is on one machine alone is fetched by others; once that is
-    there, the snapshot is whole."""
+    """When all parts are written, sends them to a checkpoint if that is due, and has nodes fetch the parts that are on one
+    machine alone. When these are fetched, the snapshot is whole."""
     if tally.writers:
         if not _may_become_whole(transition.state, tally):
-            _give_up(transition, tally, tally.problem or "who was to write some of it has left")
+            _give_up(transition, tally, tally.problem or "a node that was to write a part of it has left")
         return
     tally = _settle_files(transition, tally)
     if (holders := _all_on_disk(transition.state, tally)) is None:
@@ -216,10 +216,10 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
 
 
 def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally:
-    """All have written; replicas of the same state write the same file. Of a bucket of which they wrote different ones that of
-    most parties counts, if it is more than half of them. The others are on no disk."""
+    """Decides which file of each bucket counts, when all have written. Replicas of the same state write the same file. If their
+    files differ, the file of most parties counts, if these are more than half. The other files count as on no disk."""
     party, doubts = transition.state.ledger.party, list[Doubt]()
-    parts, right = dict(tally.parts), dict[str, set[int]]()  # by node, the buckets of which its file counts
+    parts, right = dict(tally.parts), dict[str, set[int]]()  # by node, the buckets whose file from it counts
     for bucket, files in sorted(tally.written.items()):
         if pairs := dissent(transition.state.ledger, files):
             reason = f"their files of bucket {bucket} in the snapshot of step {tally.step} differ"
@@ -249,7 +249,7 @@ def _may_become_whole(state: State, tally: SnapshotTally) -> bool:
 
 
 def _end_with_what_there_is(transition: Transition, tally: SnapshotTally, *, spread: bool = True) -> None:
-    """The snapshot is whole if every bucket is on the disk of a node that is here. ``spread``: see SnapshotWritten."""
+    """The snapshot is whole if every bucket is on the disk of a connected node. ``spread``: see SnapshotWritten."""
     if (holders := _all_on_disk(transition.state, tally)) is None:
         _give_up(transition, tally, tally.problem or "some of it is on no disk")
         return
@@ -266,7 +266,7 @@ def _end_with_what_there_is(transition: Transition, tally: SnapshotTally, *, spr
 
 
 def _give_up(transition: Transition, tally: SnapshotTally, reason: str) -> None:
-    """Abandons the snapshot, and the checkpoint that it was for; the previous ones stay. Nobody is accused: disks may be full."""
+    """Abandons the snapshot, and its checkpoint if it has one; earlier ones stay. Nobody is accused: disks may be full."""
     if tally.checkpoint:
         checkpoints.failed(transition, tally.step, reason)
     transition.log(f"no snapshot of step {tally.step} on disks: {reason}")
@@ -281,8 +281,8 @@ def _end(transition: Transition) -> None:
 
 
 def _put_off(transition: Transition, cost: float = 0.0) -> None:
-    """What is on one machine alone is not fetched again before a pause is over. It is counted from the last report of a snapshot
-    that took ``cost`` seconds: waiting for a node in vain costs nothing."""
+    """Parts on one machine alone are not fetched again before a pause is over. The pause begins at the last report of a snapshot
+    that took ``cost`` seconds: time spent waiting for a node in vain does not count."""
     pause = pause_after(cost, transition.state.lease) - cost
     transition.set_safekeeping(replace(transition.state.safekeeping, next_spread=transition.now + pause))
 
@@ -304,9 +304,9 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
 def _fetchers(
     state: State, tally: SnapshotTally, single: Mapping[int, str]
 ) -> Mapping[str, tuple[frozenset[int], float]]:
-    """Who fetches which of the buckets that are on one machine alone (``single``: by bucket, a node there), and in how many
-    seconds if nothing else fills the links. All of a node's buckets go to the one on another machine that will finish first,
-    given its link and its other fetches. Nobody fetches from `donors_at_work`."""
+    """By node, the buckets that it fetches from other machines, and the seconds that this takes if nothing else fills the links.
+    ``single``: by bucket on one machine alone, a node there. All buckets of such a node go to one node on another machine: the
+    one that will finish first, given its link and its other fetches. Nobody fetches from `donors_at_work`."""
     fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
     staying, party = state.ledger.staying, state.ledger.party
@@ -326,7 +326,7 @@ def _fetchers(
 
 
 def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
-    """None: some bucket is on no disk of a node that is here."""
+    """By bucket, its holders; None: some bucket is on no disk of a connected node."""
     holders = on_disk(state, tally.step, tally.parts)
     return holders if len(holders) == len(tally.parts) == state.ledger.description.buckets else None
 
@@ -337,13 +337,13 @@ def _due(transition: Transition, seconds: float) -> float:
 
 
 def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
-    """``node`` is not awaited any more."""
+    """The tally when ``node`` is awaited no longer."""
     writers = {name: layers for name, layers in tally.writers.items() if name != node}
     fetching = {name: buckets for name, buckets in tally.fetching.items() if name != node}
     return replace(tally, writers=writers, fetching=fetching)
 
 
 def _states(ledger: Ledger) -> list[wire.BucketState]:
-    """What is known of the state after the last committed step."""
+    """The known digests of the state after the last committed step."""
     agreed = enumerate(ledger.copies.digests(ledger.training.step))
     return [wire.BucketState(bucket=bucket, digest=bytes.fromhex(digest)) for bucket, digest in agreed if digest]

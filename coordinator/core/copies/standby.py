@@ -1,6 +1,6 @@
-"""Standbys: nodes that copy state while others train it, and keep up. A node becomes one to prepare for the chosen plan, to take
-over if a replica is lost, or beside its own work, where a stage rests on one machine. Like learners in Raft, standbys do not
-vote."""
+"""Standbys: nodes that copy state while others train it, and keep the copy up to date. A node becomes a standby to prepare for
+the chosen plan, or to take over if a replica is lost. Where a stage is on only one machine, a node may be its standby beside
+its own work. Like learners in Raft, standbys do not vote."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage
 
 FOLLOW_FRACTION = 0.5
-"""A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
-links it is quicker to pause for the state."""
+"""A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. Over slower
+links it is quicker to pause training for the state."""
 
 UPDATE = {"auto": 0.15, "i4b64": 0.15, "raw16": 0.5, "topk": 1 / 16}
-"""By codec of exchanges, bytes to a standby per byte of their sum (node/state/update.py); under topk, which leaves 8 of 256
-elements with their places, for each island."""
+"""By codec of exchanges, the bytes to a standby per byte of the exchange's sum (node/state/update.py). Under topk, which keeps 8
+of 256 elements with their places, these are the bytes for each island."""
 
 COMMIT_WAIT_FRACTION = 0.1
-"""The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
-that much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages whose standby
-takes longer are safe in snapshots on disks."""
+"""The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES. The run loses at most
+that much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages with slower
+standbys are safe in snapshots on disks."""
 
 MOST_IDLE_STANDBYS = 2
 """The number of idle nodes that become standbys of one stage. Each takes a part of its replicas' uplinks."""
@@ -80,7 +80,7 @@ def arrange(transition: Transition) -> None:
                 due=due,
                 rounds=state.rounds,
             )
-            # What it has copied from those named before it keeps, if one of those named now goes on with it.
+            # The node keeps what it has copied from donors named earlier, if a donor named now continues that copy.
             before_it = session.copies_from if same is not None else ()
             both = zip_longest(named, before_it, fillvalue=())
             may_have = tuple(tuple(sorted({*now, *then})) for now, then in both)
@@ -92,12 +92,12 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
     """A standby has caught up with a step, or cannot go on."""
     standby = session.standby
     if standby is None or standby.number != report.number:
-        return  # it answers an earlier request
+        return  # the report answers an earlier request
     if report.problem:
         layers = f"{standby.layers[0]}-{standby.layers[1] - 1}"
         transition.log(f"{session.node} cannot be a standby of layers {layers}: {shorten(report.problem)}")
     following = standby.rounds.next_rest(standby.step)
-    has_applied = standby.voted and (report.step, report.voted) == (following, 0)  # what it had before
+    has_applied = standby.voted and (report.step, report.voted) == (following, 0)  # the gradients that it had before
     standby = replace(
         standby,
         caught_up=transition.state.ledger.training.step if standby.caught_up is None else standby.caught_up,
@@ -110,7 +110,7 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
 
 
 def end_overdue(transition: Transition) -> None:
-    """Nodes that should have caught up are waited for no longer, though heartbeats come."""
+    """Stops waiting for nodes that should have caught up by now, though their heartbeats come."""
     for session in transition.state.members.sessions.values():
         if (standby := session.standby) is not None and standby.caught_up is None and transition.now > standby.due:
             late = wire.StandbyProgress(number=standby.number, problem="it does not say that it has caught up")
@@ -124,8 +124,8 @@ def commit_patience(state: State) -> float:
 
 
 def commit_waits_for(state: State) -> frozenset[str]:
-    """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
-    its standbys that have kept up. One of them is enough. In an exchange, those that the next plan is for."""
+    """The standbys that a commit waits for, once all have voted. For each stage whose new state only one machine would have,
+    these are the standbys that have kept up; one of them is enough. In an exchange, they are the standbys for the next plan."""
     if state.rounds.exchanges(state.ledger.training.step + 1):
         return _joining(state, state.ledger.training.step + 1)
     standbys = _by_layers(state)
@@ -139,7 +139,7 @@ def commit_waits_for(state: State) -> frozenset[str]:
 
 
 def next_step_survives(state: State) -> bool:
-    """Whether each stage's new state, once the step in hand is committed, is with a node that is here."""
+    """Whether a connected node would have each stage's new state if the current step were committed."""
     ready, standbys = set(state.ledger.ready), _by_layers(state)
     return all(
         not ready.isdisjoint(stage.replicas) or _with_next_step(state, standbys.get(stage.layers, {}))
@@ -148,8 +148,8 @@ def next_step_survives(state: State) -> bool:
 
 
 def rests_on_one_machine(state: State) -> bool:
-    """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up. Not with
-    several islands, of which each has the weights."""
+    """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up. False
+    with several islands, since each of them has the weights."""
     party, standbys = state.ledger.party, _by_layers(state)
     return len(state.ledger.training.in_force.islands) == 1 and any(
         len(set(map(party, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas)))) == 1
@@ -158,7 +158,7 @@ def rests_on_one_machine(state: State) -> bool:
 
 
 def last_reports_awaited(state: State) -> frozenset[str]:
-    """The standbys of lost state that have not yet reported how far they came. They report when they notice that their donors are
+    """The standbys of lost state that have not yet reported their last step. They report when they notice that their donors are
     gone."""
     ledger = state.ledger
     lost = {layer for layer, nodes in enumerate(availability(state).in_memory(ledger.training.step)) if not nodes}
@@ -174,11 +174,11 @@ def last_reports_awaited(state: State) -> frozenset[str]:
 
 
 def still_copying(state: State) -> frozenset[str]:
-    """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
+    """Nodes of the chosen plan that have not caught up yet with the state that the plan gives them."""
     chosen, arranged = state.planner.chosen, state.safekeeping.arranged
     if chosen is None:
         return frozenset()
-    if arranged is None or arranged.chosen is not chosen:  # they are about to be asked
+    if arranged is None or arranged.chosen is not chosen:  # the nodes are about to be asked
         return frozenset(_lacking(state, chosen.plan))
     if state.rounds.count:
         return _joining(state, state.ledger.training.step)
@@ -191,7 +191,7 @@ def still_copying(state: State) -> frozenset[str]:
 
 
 def _joining(state: State, step: int) -> frozenset[str]:
-    """With rounds: the nodes of the chosen plan that copy what it needs, and do not have the sum of the exchange ``step``."""
+    """With rounds: the nodes of the chosen plan that copy its state, and do not have the sum of the exchange ``step`` yet."""
     chosen = state.planner.chosen
     if chosen is None:
         return frozenset()
@@ -204,7 +204,7 @@ def _joining(state: State, step: int) -> frozenset[str]:
 
 
 def promote(transition: Transition) -> None:
-    """Standbys that have the state as of the last commit count as holders of it from now on."""
+    """Counts standbys that have the state as of the last commit as holders of it from now on."""
     ledger = transition.state.ledger
     for node in ledger.ready:
         standby = transition.state.members.sessions[node].standby
@@ -214,13 +214,15 @@ def promote(transition: Transition) -> None:
 
 
 def wanted_standbys(state: State) -> Mapping[str, Layers]:
-    """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
-    the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
-    left on one machine alone, a neighbour whose link allows it."""
+    """By node, the layers that it should copy as a standby.
+
+    A node of the chosen plan copies the layers that it lacks. An idle node copies the stage whose replicas and standbys are on
+    the fewest machines, preferably a stage that is not on its own machine. If a stage is still on one machine alone, a neighbour
+    whose link is fast enough copies it."""
     plan, chosen = state.ledger.training.in_force, state.planner.chosen
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
     if state.rounds.count:
-        return wanted  # islands are copies of each other as of the last exchange, and nobody follows their steps
+        return wanted  # islands are copies of each other as of the last exchange, and no standby follows their steps
     party, holders = state.ledger.party, state.ledger.holders
     copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
     most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
@@ -251,7 +253,7 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
 
 
 def _by_layers(state: State) -> Mapping[Layers, Mapping[str, Standby]]:
-    """`standbys_of`, by the layers of which they are standbys."""
+    """`standbys_of`, by the layers that they copy."""
     made: dict[Layers, dict[str, Standby]] = {}
     for node, standby in standbys_of(state).items():
         made.setdefault(standby.layers, {})[node] = standby
@@ -259,8 +261,8 @@ def _by_layers(state: State) -> Mapping[Layers, Mapping[str, Standby]]:
 
 
 def _outliving(ledger: Ledger, stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
-    """Those of the ``standbys`` of ``stage`` that keep its state if its only machine is lost, or, if none does, its only replica.
-    None is needed where its replicas are on several machines."""
+    """The ``standbys`` that would keep the state of ``stage`` if its only machine were lost. If none would: those that would keep
+    it if its only replica were lost. Empty if its replicas are on several machines."""
     here = set(map(ledger.party, stage.replicas))
     if len(here) > 1:
         return frozenset()
@@ -269,8 +271,8 @@ def _outliving(ledger: Ledger, stage: Stage, standbys: frozenset[str]) -> frozen
 
 
 def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
-    """Those of the ``standbys`` that were in time with the last step: they reported it before it was committed, or before
-    the latest time at which it could have been. One that has just caught up is in time."""
+    """The ``standbys`` that were in time with the last step: they reported it before it was committed, or before the latest time
+    at which it could have been committed. A standby that has just caught up is in time."""
     return frozenset(
         node
         for node, standby in standbys.items()
@@ -282,7 +284,7 @@ def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
 
 
 def _with_next_step(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
-    """Those of the ``standbys`` that have the gradients of the step in hand, as voted in this generation."""
+    """The ``standbys`` that have the gradients of the current step, as voted in this generation."""
     next_step = (state.ledger.training.step, state.ledger.training.generation)
     return frozenset(node for node, standby in standbys.items() if (standby.step, standby.voted) == next_step)
 
@@ -297,12 +299,12 @@ def _was_in_time(state: State, standby: Standby) -> bool:
 
 
 def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage]) -> str:
-    """The node that becomes a standby of ``stage``, whose replicas are on one machine, beside its own work: of the nodes on other
-    machines the one to which a replica has the fastest link, if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a
-    step, and half the node's memory is enough for both. For a single replica also one on its own machine, if there is no other.
-    Empty: there is none.
+    """The node that becomes a standby of ``stage`` beside its own work; empty: there is none. The stage's replicas are on one
+    machine.
 
-    ``free`` are the nodes that are no standbys yet, with the stages that they train.
+    Of the nodes on other machines, picks the one with the fastest link from a replica. The link must carry a step's gradients in
+    COMMIT_WAIT_FRACTION of a step, and half the node's memory must be enough for both. If there is no such node, a single replica
+    may have its standby on its own machine. ``free``: the nodes that are no standbys yet, with the stages that they train.
     """
     ledger = state.ledger
     if ledger.training.step_seconds is None:
@@ -327,8 +329,9 @@ def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage]) -> str:
 def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fraction: float = 1.0) -> bool:
     """Whether this fraction of the node's memory is enough for a copy of the layers beside the stage that it trains.
 
-    Copies lie in the host's memory. Where a device has its own, that is beside the state of the stage, if this is there too.
-    The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained.
+    Copies lie in the host's memory. If the device has its own memory, the copy lies beside the stage's state only if that is in
+    the host's memory as well. The device of an idle node must have room too, at least for the state alone, since the node is to
+    train the copy.
     """
     workload, size = state.ledger.description.workload, parameter_bytes(state, layers)
     workload, device = workload.with_rounds() if state.rounds.count else workload, state.ledger.members[node].device
@@ -344,15 +347,16 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
 
 
 def _copied_per_parameter_byte(state: State) -> float:
-    """What a standby copies: with rounds what islands share."""
+    """The bytes that a standby copies per parameter byte. With rounds it copies only the state that islands share."""
     workload = state.ledger.description.workload
     return workload.bytes_shared_per_parameter_byte if state.rounds.count else workload.bytes_moved_per_parameter_byte
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
-    """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
-    for them beside those that it trains now, which those of Plan.frees_first have not, and its links keep up. With rounds, of new
-    islands alone: a replica of one that goes on needs its moments, too."""
+    """By node, the layers that ``plan`` gives it, if it does not hold them and can copy them while others train.
+
+    To copy them, it needs memory for them beside its present layers, and links that keep up. Nodes in Plan.frees_first do not
+    have the memory. With rounds, only nodes of new islands copy: a replica in an island that goes on needs its moments, too."""
     holders, current = state.ledger.holders_in(None), state.ledger.training.in_force
     going_on = {stage.island for stage in current.stages} if state.rounds.count else ()
     trained = {node: stage for stage in current.stages for node in stage.replicas}
@@ -370,8 +374,8 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
 
 
 def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:
-    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step, or an exchange's sum in that of a
-    round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
+    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step, or an exchange's sum in this
+    fraction of a round. True if that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * (rounds.length + 1)
     if rounds.count and (islands := len({*ledger.training.islands.values()})) > 1:
@@ -394,7 +398,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
 
 
 def _named(state: State, node: str, layers: Layers) -> Givers:
-    """From whom a standby of the layers is to copy them."""
+    """By layer, the donors of a standby."""
     holders = state.ledger.holders_in(None)
     return tuple(
         fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
@@ -402,8 +406,8 @@ def _named(state: State, node: str, layers: Layers) -> Givers:
 
 
 def _copy_patience(state: State, node: str, layers: Layers, donors: Givers, *, joins: bool) -> float:
-    """The seconds in which it should have copied the layers, though its links carry a tenth of what was measured. Where it
-    ``joins`` the chosen plan, that plan waits for it: one that cannot keep up with short steps gets the rest in a pause."""
+    """The seconds that a node may take to copy the layers, even over links ten times slower than measured. If the node
+    ``joins`` the chosen plan, that plan waits for it; a node too slow for short steps gets the rest in a pause."""
     links, named = state.ledger.reach.links, {name for names in donors for name in names}
     rates = [link.bandwidth for name in named if (link := links.get(name, {}).get(node)) is not None]
     size = parameter_bytes(state, layers) * _copied_per_parameter_byte(state)

@@ -1,1 +1,1 @@
-"""Health: which nodes and which pairs work. Never guilt."""
+"""Health: which nodes and which pairs of nodes work. Health says nothing about guilt."""

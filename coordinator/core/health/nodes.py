@@ -1,8 +1,8 @@
-"""Nodes that do not work for now: plans do without them until they pass a test.
+"""Nodes that do not work for now: plans leave them out until they pass a test.
 
-A node that fails stays a member. It is tested after a lease, then after twice the pause, up to an hour: it computes a sample of
-the run's layers, and measures its links. While the run stands still, a node that has failed once is tested at once. A commit in
-which the node takes part ends the matter, and so does another process of the node.
+A node that fails stays a member. It is tested after a lease. After each further failure the pause doubles, up to an hour. The
+node computes a sample of the run's layers, and measures its links. If the run stands still, a node that has failed once is
+tested immediately. Its failures are forgotten after a commit that it takes part in, or when another process of the node joins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
 
 
 def failed(transition: Transition, node: str, problem: str, why: str) -> None:
-    """The node has failed, for this reason, and plans do without it from now on. ``problem``: as in StepAborted, or
+    """The node has failed, for the reason ``why``. Plans leave it out from now on. ``problem``: as in StepAborted, or
     PLAN_FAILED."""
     ledger = transition.state.ledger
     if node not in ledger.members:
@@ -33,7 +33,7 @@ def failed(transition: Transition, node: str, problem: str, why: str) -> None:
 
 
 def test(transition: Transition) -> None:
-    """The rule: has the nodes that are out of use tested when that is due. One that does not answer has failed again."""
+    """The rule: has nodes that are out of use tested when that is due. A node that does not answer has failed again."""
     state, now = transition.state, transition.now
     if state.stopped or not (out := [node for node, each in state.ledger.health.items() if each.out]):
         return
@@ -54,7 +54,7 @@ def test(transition: Transition) -> None:
 
 
 def answered(transition: Transition, node: str) -> bool:
-    """Whether the node was to be tested. If so, it has passed: it has timed its device."""
+    """Whether the node was asked for a test. If it was, it has passed the test by timing its device."""
     known = transition.state.members.tests.get(node)
     if known is None or known.asked is None:
         return False

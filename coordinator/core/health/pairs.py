@@ -1,8 +1,9 @@
 """Pairs of nodes that do not reach each other for now.
 
-A connection needs both directions, so that a pair works both ways or not at all. A pair that fails is a link without bandwidth
-(Reach.broken): plans do without it, whoever is to blame. It is measured again after a lease, then after twice the pause, up to
-an hour; at once, if it has failed once and the run stands still. What works again may be relayed: reach/ways.py.
+A connection needs both directions, so a pair works both ways or not at all. The link of a pair that fails gets no bandwidth
+(Reach.broken), and plans leave it out, whichever node is to blame. The link is measured again after a lease. After each further
+failure the pause doubles, up to an hour. If a pair has failed once and the run stands still, it is measured immediately. A pair
+that works again may do so over a relay: reach/ways.py.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from dtfm.coordinator.log.reach import pair_of
 from dtfm.coordinator.log.steps import PEER_LOST
 
 MOST_NAMED = 3
-"""A node that loses this number of others between two commits most likely has a bad connection itself, and is left out. The
-others are not, whatever it says."""
+"""A node that loses this number of other nodes between two commits most likely has a bad connection itself, and is left out. The
+other nodes are not left out, whatever the node says."""
 
 
 def lost(transition: Transition, node: str, peer: str, why: str) -> None:
-    """The node says that it could not reach the peer. Plans do without their link until it is measured again."""
+    """The node says that it could not reach the peer. Plans leave out their link until it is measured again."""
     members, ledger = transition.state.members, transition.state.ledger
     if pair_of(node, peer) not in ledger.reach.broken:
         dead = (ev.Link(node, peer, 0.0, 0.0, why), ev.Link(peer, node, 0.0, 0.0, why))
@@ -40,8 +41,8 @@ def lost(transition: Transition, node: str, peer: str, why: str) -> None:
 
 
 def exchange(ledger: Ledger, node: str, peer: str) -> bool:
-    """Whether tensors pass between the two: both are in the plan, in the same stage or in neighbouring ones, or in any two
-    where parameters are tied between layers or there are several islands."""
+    """Whether the two nodes exchange tensors. Both must be in the plan, in the same stage or in neighbouring stages. With several
+    islands, or parameters that are tied between layers, any two stages exchange tensors."""
     plan, described = ledger.training.in_force, ledger.description
     one, other = plan.stage_of(node), plan.stage_of(peer)
     if one is None or other is None or node == peer:
@@ -56,8 +57,8 @@ def may_lose(ledger: Ledger, node: str, peer: str) -> bool:
 
 
 def measure_broken(transition: Transition) -> None:
-    """The rule: has broken links measured again when that is due. One that works, and breaks again before it has worked for as
-    long as the next pause, goes on with that."""
+    """The rule: has broken links measured again when that is due. If a link works, and breaks again before it has worked for as
+    long as the next pause, the next pause follows."""
     state, now, first = transition.state, transition.now, transition.state.lease
     members, ledger = state.members, state.ledger
     if state.stopped or not (ledger.reach.broken or members.retries):

@@ -1,4 +1,4 @@
-"""When the run itself is at fault that nodes fail: among people who know each other it ends, and says what to change."""
+"""When failures of nodes are the run's own fault. Then a run among people who know each other ends, and says what to change."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dtfm.protos import control_pb2 as wire
 
 NON_FINITE, OUT_OF_MEMORY, INTERNAL = map(wire.StepProblem.Name, (wire.NON_FINITE, wire.OUT_OF_MEMORY, wire.INTERNAL))
 OF_ITSELF = frozenset({NON_FINITE, OUT_OF_MEMORY, INTERNAL, PLAN_FAILED})
-"""What nodes say of themselves. That they are slow or hang says nothing of the run."""
+"""Failures that nodes report about themselves. A slow or hanging node shows nothing about the run."""
 
 
 def fault_of_the_run(state: State, node: str) -> str:
-    """Why the run itself is at fault, now that the node has failed; empty: it is not known to be.
+    """Why the run itself is at fault, now that the node has failed; empty: it is not known to be at fault.
 
-    It is if another party has failed in the same way since the last commit, each in ATTEMPTS - 1 attempts. It is if ATTEMPTS
-    attempts have failed so and there is one party alone, as plans found no way round it, or the node's loss is not finite and the
-    others are too few for the run's stages. Among strangers it never is: any two could say so.
+    It is at fault if two parties have failed in the same way since the last commit, each in ATTEMPTS - 1 attempts. If there is
+    one party alone, ATTEMPTS attempts that failed in this way are enough, as plans found no way round. They are also enough if
+    the node's loss is not finite and too few other nodes are left for the run's stages. Among strangers the run is never at
+    fault: any two could say so.
     """
     ledger = state.ledger
     newest = ledger.health.get(node)

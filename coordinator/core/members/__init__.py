@@ -1,1 +1,1 @@
-"""Who takes part: joining, invitations, leaving, quarantine."""
+"""Membership: joining, invitations, leaving, quarantine."""

@@ -1,4 +1,4 @@
-"""Who may do what: invitations, the names and keys that are enrolled by them, and the end of either."""
+"""Access to the run: invitations, the names and keys that they enrol, and how both end."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def enrol(transition: Transition, request: wire.EnrolRequest, at: float) -> wire
 
 
 def look(state: State, request: wire.EnrolRequest, at: float) -> wire.EnrolReply:
-    """The answer to a dry request: what enrolling would be answered, what the run trains, and what its members have. Nothing
-    changes, and nothing that takes long is computed: strangers may ask. Raises Refused."""
+    """Answers a dry request: the answer to enrolling, what the run trains, and what its members have. Changes nothing, and
+    computes nothing that takes long, since strangers may ask. Raises Refused."""
     holder, ledger = check_enrolment(state.ledger, request, at), state.ledger
     reply = wire.EnrolReply(role=holder.role, run=state.run.name, training=state.message)
     if (described := ledger.described) is not None:
@@ -74,9 +74,10 @@ def look(state: State, request: wire.EnrolRequest, at: float) -> wire.EnrolReply
 
 
 def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
-    """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more, but a viewer who
-    shows an operator's becomes an operator. Nor does a further node need one that has the key of one: a machine with several
-    devices uses an invitation once. Raises Refused."""
+    """The holder of the requested name. Raises Refused.
+
+    A node that was enrolled before needs no invitation. A viewer who shows an operator's invitation becomes an operator. A
+    further node with the key of an enrolled node needs none either: a machine with several devices uses an invitation once."""
     check_version(request.protocol_version)
     check_name(request.name)
     key = base64.b64encode(request.public_key).decode()
@@ -101,8 +102,9 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
 
 
 def revoke(transition: Transition, what: str, by: str, at: float) -> str:
-    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came and
-    those that it made: who has one of these could come again under another name. Returns a sentence. Raises Refused."""
+    """Ends an invitation for people who have not used it yet, or all access of a name. With a name also end the invitation that
+    it came by and the invitations that it made: their holders could come again under another name. Returns a sentence. Raises
+    Refused."""
     ledger = transition.state.ledger
     if (holder := ledger.access.names.get(what)) is not None:
         concerned = {
@@ -146,8 +148,8 @@ def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
 
 
 def check_operator(ledger: Ledger, by: str, at: float) -> None:
-    """Whether it is one still, a name or the invitation whose link opened the page: its call may have waited while it was
-    revoked. Raises Refused."""
+    """Checks that the caller is still an operator: a name, or the invitation whose link opened the page. Its access may have been
+    revoked while the call waited. Raises Refused."""
     invited = ledger.access.invitations.get(by)
     if invited is not None and invited.role == Role.OPERATOR and invited.is_usable(at):
         return
@@ -159,7 +161,7 @@ def check_operator(ledger: Ledger, by: str, at: float) -> None:
 
 
 def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float, key: str) -> Holder:
-    """As what the key is enrolled by the invitation whose secret is shown. Raises Refused."""
+    """The holder that the key becomes by the invitation whose secret is shown. Raises Refused."""
     if not request.invitation:
         raise Refused(
             wire.UNKNOWN_KEY,
@@ -185,7 +187,7 @@ def check_viewer(ledger: Ledger, id: str, secret: bytes, at: float) -> Invited:
 
 
 def _known(ledger: Ledger, id: str, secret: bytes, at: float) -> Invited:
-    """The invitation whose secret is shown, unless it has ended. Raises Refused."""
+    """The invitation whose secret is shown. Raises Refused if there is none, or it has ended."""
     invited = ledger.access.invitations.get(id)
     if invited is None or not hmac.compare_digest(invited.digest, secret_digest(secret)):
         raise Refused(
@@ -202,7 +204,7 @@ def _known(ledger: Ledger, id: str, secret: bytes, at: float) -> Invited:
 
 
 def _check_room(ledger: Ledger, key: str) -> None:
-    """Raises Refused if the key has as many names, of whatever role, as one may have."""
+    """Raises Refused if the key already has as many names as allowed, in any role."""
     names = sum(holder.key == key for holder in ledger.access.names.values())
     if names >= MOST_NAMES_OF_A_KEY:
         raise Refused(

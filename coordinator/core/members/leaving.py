@@ -23,7 +23,7 @@ from dtfm.protos import control_pb2 as wire
 def leave(
     transition: Transition, session: Session, reason: str, *, for_good: bool = False, silent: bool = False
 ) -> None:
-    """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost.
+    """Removes the node. Training goes on without it. ``for_good``: its process has ended, and the state in its memory is lost.
     ``silent``: its lease has ended."""
     node, plan, before = session.node, transition.state.ledger.training.plan, transition.state.ledger.reach.ways
     members = transition.state.members
@@ -33,7 +33,7 @@ def leave(
     if not for_good:
         away = dict([*away.items(), (node, Away(session.heard, silent))][-MAX_NODES:])
     transition.set_members(replace(members.without_session(node), ended=ended, away=away))
-    if node in transition.state.ledger.members:  # else all left when the run was stopped
+    if node in transition.state.ledger.members:  # otherwise all nodes left when the run was stopped
         transition.emit(ev.NodeLeft(node, reason))
     drop_stale_choice(transition)
     if transition.state.stopped:
@@ -53,7 +53,7 @@ def part_with(transition: Transition, session: Session, last_word: wire.Coordina
 
 
 def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leaving) -> None:
-    """From now on plans are made without the node. It works on until one has begun, see `let_go`."""
+    """Plans leave the node out from now on. The node keeps working until such a plan has begun, see `let_go`."""
     if transition.state.ledger.members[session.node].leaving:
         return
     transition.emit(ev.NodeLeaving(session.node, shorten(leaving.reason) or "it did not say why"))
@@ -61,7 +61,7 @@ def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leavi
 
 
 def let_go(transition: Transition) -> None:
-    """Sets free the nodes that want to leave and are not needed any more."""
+    """Sends home the nodes that want to leave and are no longer needed."""
     members = transition.state.ledger.members
     for node in transition.state.ledger.leaving:
         session = transition.state.members.sessions.get(node)

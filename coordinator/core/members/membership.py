@@ -1,4 +1,4 @@
-"""Who is a member: joining, preparing, becoming ready, leases, and identities that two processes claim."""
+"""Membership: joining, preparing, becoming ready, leases, and names that two processes claim."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PREPARING: Mapping[int, ev.Preparing] = {
     wire.MEASURING_LINKS: "measures links",
 }
 MOST_COUNTED = 10_000
-"""Of what a node counts while it prepares."""
+"""The largest number that a node may count to while it prepares."""
 
 
 def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:
-    """The first message of a stream: a hello is welcomed, or refused by name."""
+    """Takes the first message of a stream: welcomes a hello, or refuses it by name."""
     try:
         _admit(transition, stream, message, caller, seen)
     except Refused as refused:
@@ -96,7 +96,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
 
 
 def _origin(seen: str) -> str:
-    """Where a call comes from, as far as it counts."""
+    """The place that a call comes from, for counting keys per address; empty: not known, or the coordinator's own machine."""
     with contextlib.suppress(ValueError):
         address = ip_address(seen)
         return "" if address.is_loopback else origin_of(address)
@@ -104,8 +104,8 @@ def _origin(seen: str) -> str:
 
 
 def _check_crowd(state: State, node: str, origin: str) -> None:
-    """Among strangers, raises Refused if as many other keys as may be are members from where the node comes: else who has many
-    invitations could be many members."""
+    """Among strangers, limits the keys that may be members from one address: otherwise a person with many invitations could be
+    many members. Raises Refused."""
     if not origin or not state.ledger.is_open:
         return
     most, key = state.run.trust.keys_per_address, state.ledger.key_of
@@ -129,8 +129,8 @@ def beats(transition: Transition, session: Session, beat: wire.Heartbeat) -> Non
 
 
 def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
-    """What a node says that it does before it is ready. The log has each kind once, and each tenth of it, so that a node cannot
-    fill it."""
+    """Takes a node's report of its preparations. The log gets each kind of work once, and each tenth of it, so that a node cannot
+    fill the log."""
     if session.admission not in (Admission.JOINED, Admission.PROBING) or beat.preparing not in PREPARING:
         return
     tenths = min(beat.done, beat.of) * 10 // beat.of if beat.of else 0
@@ -142,8 +142,8 @@ def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) ->
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """The node has read the run. What the model and the data are, the run file pins, or the first node says, or the first two
-    that agree; the others must agree, too."""
+    """The node has read the run. The model and the data are defined by the run file's pins, by the first node, or by the first
+    two nodes that agree. All other nodes must agree, too."""
     if session.admission is not Admission.JOINED or session.prepared is not None:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
@@ -190,13 +190,13 @@ def _is_believed(state: State) -> bool:
 
 
 def _waiting(state: State) -> list[Session]:
-    """Those who have said what they would train, while nobody was believed, by name."""
+    """By name, the sessions of nodes that have described the run before any description was believed."""
     waiting = [session for session in state.members.sessions.values() if session.prepared is not None]
     return sorted(waiting, key=lambda session: session.node)
 
 
 def _agree(state: State, one: Session, other: Session, described: ev.Described) -> bool:
-    """Whether two members with different keys would train the same, the ``other`` what is ``described``."""
+    """Whether two members with different keys would train the same. ``described``: what the ``other`` would train."""
     if one.prepared is None or not _are_two_users(state.ledger, one.node, other.node):
         return False
     try:
@@ -207,7 +207,7 @@ def _agree(state: State, one: Session, other: Session, described: ev.Described) 
 
 
 def _go_on(transition: Transition, session: Session, message: wire.Prepared, described: ev.Described) -> None:
-    """The node agrees with the run, or is the first to describe it. Then it measures its links."""
+    """The node agrees with the run, or is the first to describe it. It measures its links next."""
     ledger = transition.state.ledger
     if ledger.described is None:
         welcoming.describe(transition, session, described)
@@ -226,15 +226,15 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease
-        session = transition.state.members.sessions[session.node]  # it says whose word is awaited
+        session = transition.state.members.sessions[session.node]  # now with the nodes whose reports are awaited
         transition.set_session(replace(session, admission=Admission.PROBING, probe_until=due))
     else:
         _arrive(transition, session)
 
 
 def _are_two_users(ledger: Ledger, one: str, other: str) -> bool:
-    """Whether the two names are known to belong to two keys, so that they are two opinions. Whose a revoked name was is not known
-    any more."""
+    """Whether the two names are known to belong to two keys, so that they are two opinions. The key of a revoked name is no
+    longer known."""
     first, second = ledger.access.names.get(one), ledger.access.names.get(other)
     return first is not None and second is not None and first.key != second.key
 
@@ -251,13 +251,13 @@ def reached(transition: Transition, session: Session, report: wire.Reached) -> N
 
 
 def closed(transition: Transition, stream: int, reason: str) -> None:
-    """A stream has ended: a member's, or a stranger's."""
+    """A stream has ended: the stream of a member, or of a stranger."""
     if session := transition.state.members.session_of(stream):
         leave(transition, session, reason)
 
 
 def rejected(transition: Transition, stream: int, refused: Refused) -> None:
-    """What came on this stream cannot be taken in: it ends, and with it the membership of its node, if it has one."""
+    """A message on this stream was refused. The stream ends, and so does the membership of its node, if it has one."""
     session = transition.state.members.session_of(stream)
     transition.refuse(stream, session.node if session else "", refused.reason, str(refused))
     if session is not None:
@@ -265,7 +265,7 @@ def rejected(transition: Transition, stream: int, refused: Refused) -> None:
 
 
 def lapse(transition: Transition) -> None:
-    """Ends leases that ran out and link reports that are overdue. Lets newcomers in that have waited long enough for others."""
+    """Ends leases that ran out, and waiting for late link reports. Lets in newcomers that have waited long enough for others."""
     _look_at_the_clock(transition)
     for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
         if transition.now - _heard(transition.state, session) > transition.state.lease:
@@ -292,8 +292,8 @@ def lapse(transition: Transition) -> None:
 
 
 def _look_at_the_clock(transition: Transition) -> None:
-    """If this process itself was paused (suspended, swapped out, busy), nodes' messages are still unread: their silence counts
-    from now."""
+    """If this process itself was paused (suspended, swapped out, busy), messages of nodes may be unread. So the silence of nodes
+    is counted from now."""
     members = transition.state.members
     gap = transition.now - members.looked > SIGN_OF_LIFE_LEASES * transition.state.lease
     transition.set_members(replace(members, looked=transition.now, hearing=transition.now if gap else members.hearing))
@@ -307,8 +307,8 @@ def _renew_certificates(transition: Transition) -> None:
 
 
 def _arrive_if_known(transition: Transition, node: str) -> None:
-    """The newcomer can be planned with once its links are measured and all who were asked have tried to dial it, but for those
-    that have left meanwhile."""
+    """Plans may use the newcomer when its links are measured and all nodes that were asked have tried to dial it. Nodes that have
+    left in between are not waited for."""
     session = transition.state.members.sessions.get(node)
     if session is None or session.admission is not Admission.PROBING:
         return
@@ -317,7 +317,7 @@ def _arrive_if_known(transition: Transition, node: str) -> None:
 
 
 def _arrive(transition: Transition, session: Session) -> None:
-    """The node can be planned with: at once if it is the last that the run waits for, otherwise with others that arrive at
+    """Plans may use the node: immediately if it is the last that the run waits for, otherwise together with others that arrive at
     about the same time."""
     ways.arrived(transition, session.node)
     transition.set_session(replace(session, admission=Admission.ARRIVED, arrived=transition.now))
@@ -336,7 +336,7 @@ def _let_in(transition: Transition) -> None:
 
 
 def _heard(state: State, session: Session) -> float:
-    """When the node last gave a sign of life, as far as this process has listened."""
+    """When the node last gave a sign of life, or this process began to listen, whichever is later."""
     return max(session.heard, state.members.hearing)
 
 

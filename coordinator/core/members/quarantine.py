@@ -1,5 +1,5 @@
-"""Those who are quarantined take no part: the rule that parts with them, what their peers are told, and operators who expel and
-forgive. Who is at fault is decided in trust/verdict.py."""
+"""Quarantined nodes take no part. This file has the rule that parts with them, the messages to their peers, and the operator's
+commands to expel and forgive. trust/verdict.py decides which node is at fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quarantine(transition: Transition, guilty: Guilty) -> None:
 
 
 def refusal_of(ledger: Ledger, node: str) -> Refused | None:
-    """What the node is told if its access was revoked, or if it is quarantined, or another name of its key."""
+    """The refusal for a node whose access was revoked, or whose key is quarantined; None: neither."""
     if node in ledger.access.revoked:
         return Refused(wire.REVOKED, f"the access of {node!r} was revoked")
     why = ledger.quarantine_of(node)
@@ -49,7 +49,7 @@ def refusal_of(ledger: Ledger, node: str) -> Refused | None:
 
 
 def part_with_excluded(transition: Transition) -> None:
-    """Hangs up on all members that have just been quarantined, or revoked. Training goes on without them."""
+    """Hangs up on all members that have just been quarantined or revoked. Training goes on without them."""
     now, before = transition.state.ledger, transition.before.ledger
     if now.trust.quarantined is before.trust.quarantined and now.access.revoked is before.access.revoked:
         return
@@ -73,7 +73,7 @@ def _drop_its_description(transition: Transition) -> None:
 
 
 def tell_peers(transition: Transition) -> None:
-    """Tells all members who is quarantined now, if the tick has changed it: certificates outlast a quarantine's beginning."""
+    """Tells all members which nodes are quarantined, if the tick has changed that. Certificates stay valid into a quarantine."""
     ledger = transition.state.ledger
     if ledger.trust.quarantined is not transition.before.ledger.trust.quarantined and not transition.state.stopped:
         told = wire.CoordinatorMessage(quarantined=wire.Quarantined(names=ledger.quarantined_names))

@@ -1,4 +1,4 @@
-"""Devices that idle nodes have timed again: node/training/timing.py."""
+"""Takes the timings of idle nodes that have timed their device again (node/training/timing.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dtfm.protos import control_pb2 as wire
 
 
 def timed_again(transition: Transition, session: Session, message: wire.Timed) -> None:
-    """Plans with the new speed if it differs from the one before by DEVICE_OFF. A node that trains is ignored: its steps say
-    more. So is a node that comes too often, as each time may start the planner. Raises Refused."""
+    """Plans with the new speed if it differs from the previous one by DEVICE_OFF. Ignores a node that trains: its steps say more.
+    Ignores a node that reports too often, as each report may start the planner. Raises Refused."""
     check_flops(message.flops, "timed.flops")
     node, ledger = session.node, transition.state.ledger
     plan, member = ledger.training.plan, ledger.members[node]

@@ -1,4 +1,4 @@
-"""Letting nodes in: what they are told first, and that they prepare the run again when it changes before its first step."""
+"""Letting nodes in: the first message to a node. If the run changes before its first step, nodes prepare it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtfm.protos import control_pb2 as wire
 
 
 def welcome(transition: Transition, session: Session, joined: ev.NodeJoined) -> None:
-    """The node is let in by this session."""
+    """Lets in the node of this session."""
     session = replace(session, precision=precision.of_newcomer(transition.state, session.device))
     transition.emit(joined)
     transition.set_session(session)
@@ -42,8 +42,8 @@ def welcome(transition: Transition, session: Session, joined: ev.NodeJoined) -> 
 
 
 def compute_in(transition: Transition, wanted: str, by: str, but: str = "") -> None:
-    """Changes the precision of a run that has not trained yet, because of ``by``. All members prepare the run again, except
-    ``but``, which has done it."""
+    """Changes the precision of a run that has not trained yet. ``by``: the cause. All members prepare the run again except
+    ``but``, which has prepared it in that precision."""
     ledger, run = transition.state.ledger, precision.in_precision(transition.state.run, wanted)
     transition.emit(ev.RunChanged(by, "train.precision", wanted, transition.state.run.train.precision))
     transition.set_run(run)
@@ -55,14 +55,14 @@ def compute_in(transition: Transition, wanted: str, by: str, but: str = "") -> N
 
 
 def prepare_again(transition: Transition, session: Session) -> None:
-    """Lets the node in a second time, on the same stream, so that it prepares the changed run."""
+    """Lets the node in again, on the same stream, so that it prepares the changed run."""
     node, member, wanted = (
         session.node,
         transition.state.ledger.members[session.node],
         transition.state.run.train.precision,
     )
     if session.precision == wanted and session.admission is Admission.JOINED and session.prepared is None:
-        return  # it is about to
+        return  # the node is about to prepare the run
     leave(transition, session, f"it prepares the run again, in {wanted}")
     fresh = Session(
         node, session.stream, session.heard, certified=session.certified, origin=session.origin, device=session.device

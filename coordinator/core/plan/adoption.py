@@ -41,17 +41,17 @@ ENOUGH_TO_SAY_DAMAGED = 2
 
 
 def regroup(transition: Transition, reason: str) -> None:
-    """Nothing trains any more. Replanning decides how to go on."""
+    """Stops training. Replanning decides how to go on."""
     phase = transition.state.phase
     waiting = phase.waiting if isinstance(phase, Gathering) else None  # another loss does not make waiting longer
     transition.enter(Gathering(transition.now, reason, waiting=waiting))
-    # The planner was asked about a cluster that is no more.
+    # The planner was asked about a cluster that no longer exists.
     transition.end_question(replace(transition.state.planner, chosen=None), False, reason)
 
 
 def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
-    """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
-    back to the newest snapshot, or to the start."""
+    """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state, training goes back to
+    the newest snapshot, or to the start."""
     ledger, before = transition.state.ledger, transition.state.ledger.training.step
     if not ledger.state_is_held:
         standby.promote(transition)
@@ -106,10 +106,10 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 
 
 def _counts_from(state: State, plan: Plan) -> int:
-    """The generation from which work on the next step counts under ``plan``, which is about to be adopted.
+    """The first generation whose work on the next step counts under ``plan``, which is about to be adopted.
 
-    Where work is audited, an interrupted step starts from its beginning, as what was sent in two generations cannot be audited. A
-    step whose deadline has passed may go on (`State.overdue`), because its progress shows for which node it waits.
+    If work is audited, an interrupted step starts from its beginning, as tensors of two generations cannot be audited. A step
+    whose deadline has passed may go on (`State.overdue`), because its progress shows which node it waits for.
     """
     training = state.ledger.training
     goes_on = not state.run.trust.audits or state.overdue == training.step + 1
@@ -118,7 +118,8 @@ def _counts_from(state: State, plan: Plan) -> int:
 
 
 def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
-    """An island that begins within a round gets a number that none has had in it: what another has trained there is lost."""
+    """The plan with a new number for each island that begins within a round: no island has had the number in this round.
+    Otherwise training that was lost with an earlier island would count for it."""
     of_round = ledger.training.debts.of_round
     fresh = count(max({*of_round, *plan.places}) + 1)
     numbers = {island: next(fresh) for island in plan.places if island in of_round.keys() - ledger.whole_islands}
@@ -127,7 +128,7 @@ def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
 
 
 def rounds_of(state: State, choice: PlanChosen, *, at_rest: bool) -> Rounds:
-    """Those in force, or if they have another length, or begin with moments where they should not, those that begin now."""
+    """The rounds in force. If the plan's rounds have another length, or wrongly begin with moments: the rounds that begin now."""
     rounds, step, restarts = state.rounds, state.ledger.training.step, state.run.trust.audits > 0
     length = round(choice.plan.rounds.length) if choice.length is None else choice.length
     go_on = rounds.restarts == (restarts and rounds.count > 0) or not at_rest
@@ -138,7 +139,7 @@ def rounds_of(state: State, choice: PlanChosen, *, at_rest: bool) -> Rounds:
 
 
 def is_length_of(rounds: Rounds, length: int) -> bool:
-    """Whether rounds of this length are spread as these are."""
+    """Whether rounds of this length are spread like these rounds."""
     return spread(length, rounds.steps, restarts=rounds.restarts).count == rounds.count
 
 
@@ -153,7 +154,7 @@ def again(transition: Transition, reason: str) -> None:
 
 
 def plan_failed(transition: Transition, node: str, message: wire.PlanFailed) -> None:
-    """A node could not take its part, or has not what it should give others."""
+    """A node could not take its part, or lacks state that it should give to others."""
     ledger, phase, lost = transition.state.ledger, transition.state.phase, tuple(message.lost)
     if not isinstance(phase, Switching) or message.generation != ledger.training.generation:
         return
@@ -163,7 +164,7 @@ def plan_failed(transition: Transition, node: str, message: wire.PlanFailed) -> 
     if lost:
         check_lost(lost, len(ledger.training.held))
         session = transition.state.members.sessions[node]
-        transition.set_session(replace(session, standby=None))  # its copy may be what was lost
+        transition.set_session(replace(session, standby=None))  # its copy may be the state that was lost
     from_checkpoint = message.snapshot_damaged and bool(snapshot.source(transition.state).folder)
     why, damaged = shorten(message.problem), message.snapshot_damaged
     failure = ev.PlanFailed(message.generation, node, why, damaged, lost, from_checkpoint=from_checkpoint)
@@ -180,8 +181,8 @@ def plan_failed(transition: Transition, node: str, message: wire.PlanFailed) -> 
 
 
 def settle_damage(transition: Transition) -> None:
-    """The plan fails once several say that the checkpoint is damaged, or all that are not ready. Others read the checkpoint too:
-    whoever is the first to say so is not alone."""
+    """The plan fails if several nodes say that the checkpoint is damaged, or all nodes that are not ready. Others read the
+    checkpoint too, so the first report need not stay alone."""
     phase = transition.state.phase
     assert isinstance(phase, Switching)
     if len(phase.damaged) >= ENOUGH_TO_SAY_DAMAGED or phase.awaiting <= phase.damaged.keys():
@@ -190,7 +191,7 @@ def settle_damage(transition: Transition) -> None:
 
 
 def _gives(phase: Switching, node: str, peer: str) -> bool:
-    """Whether the peer was named to the node as having state that it needs."""
+    """Whether the peer was named to the node as a holder of state."""
     return any(peer in layer for layer in phase.givers.get(node, ()))
 
 
@@ -221,13 +222,13 @@ def plan_overdue(transition: Transition, phase: Switching) -> None:
 
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
-    """Whether the node has a part in the plan, or is said to have what it has lost."""
+    """Whether the node has a part in the plan, or is recorded as a holder of the state that it has lost."""
     held = {layer for layer, holders in enumerate(ledger.training.held) if any(holder == node for holder, _ in holders)}
     return node in ledger.training.in_force.nodes or bool(held.intersection(lost))
 
 
 def _what_holders_told(state: State) -> States:
-    """Of the state after the last committed step: what they said in the phase that ends."""
+    """The reports of holders in the phase that ends, about the state after the last committed step."""
     if not isinstance(state.phase, Pausing | Switching):
         return {}
     holders = {node for layer in state.ledger.holders for node in layer}

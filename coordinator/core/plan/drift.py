@@ -1,10 +1,10 @@
-"""What plans are made with, corrected by what training itself shows. Nothing is probed.
+"""Corrects the values that plans are made with, by measurements of training itself. Nothing is probed.
 
-- A device is compared with what it is planned with: its share of a step's FLOPs, over the seconds that it votes.
-- A link is compared with itself under the same plan, when it carries the same beside the same others. So it does not matter that
-  it is shared.
-- A step is compared with what it is expected to take, once devices do as planned. What it takes longer is the overhead: what the
-  scheduler's model leaves out, like the way of votes and commits, and the optimizer.
+- A device is compared with its planned speed: its share of a step's FLOPs, over the seconds that it votes.
+- A link is compared with itself under the same plan, when it carries the same tensors beside the same other traffic. So it does
+  not matter that the link is shared.
+- A step is compared with its expected time, when devices deliver their planned speed. The rest is overhead: the costs that the
+  scheduler's model leaves out, like the transport of votes and commits, and the optimizer.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
 FACTOR, MOST_FACTOR = 2.0, 4.0
-"""How many times slower or faster than before a link must be to call for a new plan: where its measurements hardly differ from
-each other, and in any case."""
+"""How many times slower or faster than before a link must be to call for a new plan: FACTOR if its measurements hardly differ
+from each other, MOST_FACTOR in any case."""
 
 DEVICE_OFF, MOST_DEVICE_OFF = 1.25, 1.5
 """How many times more or less than planned a device must deliver to call for a new plan: likewise."""
 
 STEP_OFF, MOST_STEP_OFF = 1.1, 1.5
-"""How many times more or less than predicted a step must take before that is corrected: likewise."""
+"""How many times more or less time than predicted a step must take before the prediction is corrected: likewise."""
 
 MOST_UNCERTAINTY = 0.15
-"""Fraction of a step that a plan must save at most, however much measurements differ."""
+"""The most that a plan must save, as a fraction of a step, even if measurements differ more."""
 
 SURE = 2.0
 """A plan must save this number of standard deviations of its devices' speeds."""
@@ -61,7 +61,7 @@ class Part:
 
 
 def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Part]:
-    """By member of the plan that has computed for long enough, in order of name."""
+    """By member of the plan that has computed for long enough, its part of the step, in order of name."""
     layers, parts = state.ledger.description.workload.layers, {}
     for stage in state.ledger.training.in_force.stages:
         forward = sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
@@ -74,8 +74,9 @@ def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Par
 
 
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
-    """What the votes of a committed step show. Nothing is compared while a standby is copying, which shares the links, or while
-    the planner is at work, which may share the cores. Nor is a step of which an earlier generation did a part."""
+    """Draws conclusions from the votes of a committed step. Compares nothing while a standby is copying, which shares the
+    links, or while the planner is at work, which may share the cores. Nor does it compare a step that an earlier generation
+    began."""
     state, last = transition.state, transition.state.ledger.training.last
     standbys = (session.standby for session in state.members.sessions.values())
     copying = any(standby is not None and standby.caught_up is None for standby in standbys)
@@ -139,8 +140,8 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 def usual_share(delivered: Collection[float]) -> float:
     """The median share of their planned speed that devices ``delivered`` in a step. It falls when a machine becomes slower for
-    all of its nodes, and stays when one device does. If two shares are in the middle, the one nearer to 1 counts. Of one or two
-    devices it is 1."""
+    all of its nodes, and stays when one device does. If two shares are in the middle, the share nearer to 1 counts. For one or
+    two devices it is 1."""
     if len(delivered) < 3:
         return 1.0
     return min(
@@ -149,15 +150,15 @@ def usual_share(delivered: Collection[float]) -> float:
 
 
 def begun(state: State) -> Mapping[tuple[str, str], Speeds]:
-    """The speeds as a plan begins. Those under another plan cannot be compared. How much they differed from each other stays
-    known, of the nodes that are here."""
+    """The speeds when a plan begins. Speeds under another plan cannot be compared and are dropped. Their noise is kept, for
+    connected nodes."""
     here = {"", *TOGETHER, *state.ledger.members}
     of_devices_and_links = {what: speeds for what, speeds in state.speeds.items() if what[0] or not what[1]}
     return {what: Speeds(noise=each.noise) for what, each in of_devices_and_links.items() if here.issuperset(what)}
 
 
 def uncertainty(state: State) -> float:
-    """The fraction of a step that another plan must save: with less, noise may have made it look faster."""
+    """The fraction of a step that another plan must save. With smaller savings, noise may have made the plan look faster."""
     plan, speeds = state.ledger.training.plan, state.speeds
     if plan is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""What the plan in force is expected to take: a step, and loading the state for it. Deadlines follow from that."""
+"""The expected times of the plan in force: of a step, and of loading its state. Deadlines follow from them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dtfm.coordinator.core.copies.availability import parameter_bytes
 from dtfm.coordinator.core.state import State
 
 SLOWEST_DISK = 20e6
-"""Bytes per second at which state comes from a disk or a checkpoint, at least, and goes to a disk."""
+"""The least bytes per second that state comes from a disk or a checkpoint, or goes to a disk."""
 
 
 def step_seconds(state: State) -> float | None:
-    """As the planner predicts, or as the last step took, if that was longer. None: neither is known."""
+    """The planner's prediction for a step, or the time of the last step if that was longer. None: neither is known."""
     training = state.ledger.training
     known = [seconds for seconds in (training.predicted, training.step_seconds) if seconds is not None]
     return max(known, default=None)
 
 
 def loading_seconds(state: State, node: str) -> float:
-    """For the state that the node lacks for its part in the plan, from the one holder with the fastest line, or from a disk."""
+    """The seconds to load the state that the node lacks for its part, from the holder with the fastest link, or from a disk."""
     ledger = state.ledger
     plan, held = ledger.training.in_force, ledger.holders
     stage = plan.stages[plan.stage_of(node) or 0]

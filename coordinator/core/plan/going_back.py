@@ -1,4 +1,4 @@
-"""Training goes back to a snapshot, or to the start: as nobody holds all of the state any more, or as it is in doubt."""
+"""Training goes back to a snapshot, or to the start, because nobody holds all of the state, or because the state is in doubt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dtfm.protos.printable import counted
 ORIGINS = {Kind.DISK: "the disks' snapshot", Kind.CHECKPOINT: "the checkpoint", Kind.WEIGHTS: "the weights"}
 
 MOST_UNDONE = 1000
-"""Steps by which the run may go back to undo what a liar did."""
+"""The most steps that the run goes back to undo the work of a liar."""
 
 
 def undo(transition: Transition, since: int, reason: str) -> None:
-    """What was done after step ``since`` is in doubt: the run goes back to a snapshot from before, if it is not too far."""
+    """Goes back to a snapshot from before step ``since``, if it is not too far: all later work is in doubt."""
     ledger, step = transition.state.ledger, transition.state.ledger.training.step
     if since >= step:
         return
@@ -38,7 +38,7 @@ def newest_snapshot(state: State) -> ResumePoint:
 
 
 def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt: bool = True) -> ev.RolledBack:
-    """Training goes back to a snapshot, or to the start. ``in_doubt``: what was trained since may be wrong."""
+    """Goes back to a snapshot, or to the start. ``in_doubt``: the steps trained since may be wrong."""
     ledger = transition.state.ledger
     origin = f"from {ORIGINS[point.kind]} of step {point.step}" if point.kind is not None else "from the start"
     weights = point.kind is Kind.WEIGHTS

@@ -4,7 +4,7 @@ A speed has changed when the median of a lease differs from the expected speed b
 lease. Earlier measurements raise both limits:
 
 - The factor grows with the noise: how far the medians of successive leases differ.
-- After a change and a change back, the next one has to last twice as long. Such reversals are forgotten with time, as routers
+- After a change and a change back, the next change has to last twice as long. Such reversals are forgotten with time, as routers
   forget that a route was flapping (RFC 2439).
 """
 
@@ -29,7 +29,7 @@ MEMORY = 20
 """The number of levels over which the variance is a mean."""
 
 MOST_DIFFERENCE = math.log(2.0)
-"""Two successive levels count as at most this far apart: a single wild one must not hide the changes that follow."""
+"""Two successive levels count as at most this far apart: a single wild level must not hide the changes that follow."""
 
 MOST_REVERSALS = 5
 """Changes have to last for at most 2**MOST_REVERSALS times the usual time."""
@@ -78,7 +78,7 @@ def threshold(noise: Noise, factor: float, most: float | None = None) -> float:
 
 
 def deviation(noise: Noise) -> float:
-    """The standard deviation of a level's logarithm: about the fraction by which two levels differ."""
+    """The standard deviation of a level's logarithm: about the relative difference of two levels."""
     return math.sqrt(noise.variance)
 
 
@@ -88,8 +88,8 @@ def reversals(noise: Noise, now: float, lasting: float) -> float:
 
 
 def corrected(speeds: Speeds) -> float | None:
-    """The level, if it differs from the expected one by more than noise does: it is corrected together with one that has changed.
-    None: it need not be."""
+    """The level, if it differs from the expected level by more than noise does. Then it is corrected together with another
+    change. None: no correction is needed."""
     if speeds.first is None or len(speeds.recent) < WINDOW:
         return None
     level = statistics.median(speeds.recent)

@@ -24,8 +24,8 @@ ROUNDING = 1e-9
 
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
-    """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
-    measured gets the median of the others. Those in dispute have none. Nodes of one machine share its line."""
+    """The nodes in the order given, with their measured links as far as they count (trust/claims.py). A link without a
+    measurement gets the median of the others. Pairs in dispute have no link. Nodes of one machine share its line."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -84,9 +84,9 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
 def horizon_seconds(losses: Sequence[int], step: int, left: int, step_seconds: float | None) -> float:
     """Expected seconds until the plan loses a node, or until the run ends.
 
-    ``losses``: see Training; ``step`` is the last committed one, ``left`` the number of those to come, ``step_seconds`` what one
-    takes, None while that is not known. A run counts as if it had seen one loss in HORIZON_SECONDS before it began. While fewer
-    than MOST_LOSSES are known, these are all since it began.
+    ``losses``: see Training. ``step``: the last committed step. ``left``: the number of steps to come. ``step_seconds``: the
+    time of a step; None: not known. A run counts as if it had seen one loss in HORIZON_SECONDS before it began. If fewer than
+    MOST_LOSSES are known, these are all losses since the run began.
     """
     if step_seconds is None:
         return HORIZON_SECONDS
@@ -98,9 +98,9 @@ def horizon_seconds(losses: Sequence[int], step: int, left: int, step_seconds: f
 def _relays(
     ledger: Ledger, places: Mapping[str, int], links: NDArray[np.float64]
 ) -> tuple[tuple[Line, ...], NDArray[np.int64]]:
-    """The lines of those that are no nodes, and who relays which link: see Cluster.via.
+    """The lines of relays that are no nodes of the cluster, and which relay carries which link: see Cluster.via.
 
-    One that was not measured counts as the most that was seen to pass: a link over it.
+    A relay without a measured line counts as its fastest link.
     """
     by = {
         (places[source], places[destination]): way.relay
@@ -124,7 +124,7 @@ def _relays(
 
 
 def _between(machines: Sequence[Sequence[int]], links: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From each machine to each other one, the fastest of the nodes' ``links``; 0 within."""
+    """From each machine to each other machine, the fastest of the nodes' ``links``; 0 within a machine."""
     order = [node for machine in machines for node in machine]
     starts = np.cumsum([0, *(len(machine) for machine in machines[:-1])])
     between = np.maximum.reduceat(np.maximum.reduceat(links[np.ix_(order, order)], starts, axis=0), starts, axis=1)
@@ -133,8 +133,8 @@ def _between(machines: Sequence[Sequence[int]], links: NDArray[np.float64]) -> N
 
 
 def _carried(ledger: Ledger, nodes: Sequence[str]) -> list[Carried | None]:
-    """What the line of these nodes' machine carries up and down, as the best of them has measured: rather exactly than as a
-    lower bound."""
+    """The bandwidth of this machine's line up and down, from the best measurement of these nodes. An exact measurement is better
+    than a lower bound."""
     known = [ledger.reach.carried[node] for node in nodes if node in ledger.reach.carried]
     return [
         max((one for each in known if (one := each[way])), key=lambda one: (not one.least, one.bandwidth), default=None)
@@ -143,13 +143,13 @@ def _carried(ledger: Ledger, nodes: Sequence[str]) -> list[Carried | None]:
 
 
 def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:
-    """Bytes per second that each machine's line carries; ``links[i]`` are those of machine i. None: nobody has measured.
+    """Bytes per second that each machine's line carries. ``links[i]``: the links of machine i. None: no machine has measured.
 
-    A connection carries at least its fastest link, and more than all its links does not matter. Connections are compared by how
-    many times their fastest link they carry. Of some this is known, of others only a lower bound: they did not slow down the
-    links that were measured together, and for the first nodes there were few or none. Such a connection counts as the median of
-    those that carry at least as much, with lower bounds among them as Kaplan and Meier (1958) have it for patients who leave a
-    study early.
+    A connection carries at least its fastest link, and it does not matter if it carries more than all its links. Connections are
+    compared by how many times their fastest link they carry. For some this is known, for others only a lower bound: they did not
+    slow down the links that were measured together, and the first nodes had few links or none. Such a connection counts as the
+    median of the connections that carry at least as much. Lower bounds among these are treated like patients who leave a study
+    early (Kaplan and Meier, 1958).
     """
     if not any(measured):
         return [None] * len(measured)
@@ -158,7 +158,7 @@ def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64])
     exact = np.array([each is not None and not each.least for each in measured])
     times = np.divide(carried, fastest, out=np.zeros_like(carried), where=fastest > 0)
     order = np.lexsort((~exact, times))
-    left = np.cumprod(1.0 - exact[order] / np.arange(len(order), 0, -1))  # the share that carries more
+    left = np.cumprod(1.0 - exact[order] / np.arange(len(order), 0, -1))  # the share of connections that carry more
     left_after = np.empty_like(left)
     left_after[order] = left
     half = np.searchsorted(-left, -left_after / 2 - ROUNDING)

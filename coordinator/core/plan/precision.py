@@ -1,7 +1,7 @@
-"""In which precision a run computes whose run file leaves it open ("auto"): decided with the first plan, by its nodes.
+"""The precision of a run whose run file leaves it open ("auto"). The first plan decides it, by its nodes.
 
-Until then nodes prepare by the first of them that has read the run. What they have prepared counts if the plan's nodes want the
-same, else all prepare again: that times devices, and reads nothing. Once a step is trained the precision stays.
+Until then nodes prepare in the precision of the first node that has read the run. If the plan's nodes need another precision, all
+prepare again, which times devices and reads nothing. After the first step the precision stays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
 
 MOST_DECISIONS = 3
-"""How often plans may decide the precision: the next plan, made for the new precision, could want the old one again."""
+"""How often plans may decide the precision. More could go on forever: the plan for the new precision could need the old one."""
 
 
 def may_change(state: State) -> bool:
@@ -22,8 +22,9 @@ def may_change(state: State) -> bool:
 
 
 def of_newcomer(state: State, device: tuple[str, bool]) -> str:
-    """In what a node that says hello prepares the run. Its ``device`` is of this kind, and has bf16 or not. The device decides,
-    if nobody has read the run yet. An old GPU among strangers, or one that comes once a plan has decided, ends by itself."""
+    """The precision that a node prepares the run in after its hello. ``device``: its kind, and whether it has bf16. If nobody
+    has read the run yet, the device decides. An old GPU among strangers, or one that joins after a plan has decided, ends by
+    itself."""
     known, is_old = state.run.train.precision, device == ("cuda", False)
     if known == "auto":
         return "bf16" if device == ("cuda", True) else "fp32"
@@ -32,7 +33,8 @@ def of_newcomer(state: State, device: tuple[str, bool]) -> str:
 
 
 def of_plan(state: State, plan: Plan) -> OtherPrecision | None:
-    """Another precision, if the plan's nodes want it: bf16 if GPUs are among them, and all of these have it, otherwise fp32."""
+    """Another precision, if the plan's nodes need it: bf16 if it has GPUs and all of them have bf16, otherwise fp32. None: they
+    do not."""
     sessions = [state.members.sessions[node] for node in plan.nodes if node in state.members.sessions]
     gpus = [session for session in sessions if session.device[0] == "cuda"]
     wanted = "bf16" if gpus and all(session.device[1] for session in gpus) else "fp32"
@@ -43,7 +45,7 @@ def of_plan(state: State, plan: Plan) -> OtherPrecision | None:
 
 
 def prepared_for(state: State, session: Session) -> RunFile:
-    """The run as the node was told it."""
+    """The run as the node was told to prepare it."""
     return in_precision(state.run, session.precision)
 
 

@@ -41,19 +41,20 @@ class WaitReason(enum.Enum):
 
     TOO_FEW_NODES = enum.auto()
     NODES_MAY_RETURN = enum.auto()
-    """Training would go back otherwise, and that costs more than waiting."""
+    """Training would go back otherwise, which costs more than waiting."""
     STATE_IS_LOST = enum.auto()
-    """Training would go back otherwise, and that costs so much that an operator has to say so."""
+    """Training would go back otherwise, which costs so much that an operator has to decide."""
     STANDBYS_MAY_REPORT = enum.auto()
-    """A standby has not yet said whether it has what nobody else has any more."""
+    """A standby has not yet said whether it has state that no other node has."""
     NO_PLAN = enum.auto()
-    """The planner found none for these nodes."""
+    """The planner found no plan for these nodes."""
     PAUSED = enum.auto()
-    """An operator wants it so."""
+    """An operator has paused the run."""
     PLANNING = enum.auto()
     """The planner is at work."""
     SWITCHING = enum.auto()
-    """A plan is chosen, and adopted when the run is next at rest; or it is adopted, and does not train yet."""
+    """A plan is chosen, and is adopted at the next step after which all islands agree. Or it is adopted, and does not train
+    yet."""
     EVERYBODY_LEAVES = enum.auto()
     PLAN_IS_BEST = enum.auto()
     """The planner has looked since the last change."""
@@ -67,8 +68,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the planner. ``hasty``: the run stands still, and goes on with the first good plan; if possible with the plan that
-    trained until now, without its nodes that are gone."""
+    """Ask the planner. ``hasty``: the run stands still, and goes on with the first good plan. If possible that is the last plan,
+    without its lost nodes."""
 
     question: Question
     hasty: bool
@@ -84,7 +85,7 @@ Decision = Wait | Ask | Adopt
 
 
 def decide(state: State, now: float, *, asked_for: bool = False) -> Decision:
-    """What to do about the plan. ``asked_for``: somebody wants the planner to look, though nothing may have changed."""
+    """What to do about the plan. ``asked_for``: an operator wants the planner to look, even if nothing has changed."""
     match state.phase:
         case Gathering() as phase:
             return _decide_to_begin(state, phase, now, asked_for)
@@ -95,7 +96,7 @@ def decide(state: State, now: float, *, asked_for: bool = False) -> Decision:
 
 
 def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
-    """Carries out what `decide` says. ``tickets``: who waits for an answer."""
+    """Carries out the decision of `decide`. ``tickets``: callers that wait for an answer."""
     decision, phase = decide(transition.state, transition.now, asked_for=bool(tickets)), transition.state.phase
     match decision:
         case Wait(WaitReason.PLANNING) if isinstance(phase, Gathering):
@@ -114,7 +115,7 @@ def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
 
 
 def planned(transition: Transition, result: Planned) -> None:
-    """The planner's answer, if it is to the last question. `replan` acts on it."""
+    """Takes the planner's answer, if it is to the last question. `replan` acts on it."""
     state, planner, outcome = transition.state, transition.state.planner, result.outcome
     asked = planner.asked
     if asked is None or asked.number != result.number:
@@ -153,21 +154,21 @@ def planned(transition: Transition, result: Planned) -> None:
 
 
 def _is_certain(state: State) -> bool:
-    """Whether it is certain what the run trains: otherwise whoever described it may have made planning impossible. Of what
-    strangers say it never is: the run waits, and says why."""
+    """Whether it is certain what the run trains. If not, the node that described the run may have made planning impossible. The
+    word of strangers is never certain: the run waits, and says why."""
     ledger, trust = state.ledger, state.run.trust
     return not ledger.is_open and (ledger.data_confirmed or bool(trust.data and trust.workload) or ledger.is_alone)
 
 
 def drop_stale_choice(transition: Transition) -> None:
-    """A chosen plan is of no use if one of its nodes has left or wants to leave."""
+    """Drops a chosen plan if one of its nodes has left or wants to leave."""
     chosen = transition.state.planner.chosen
     if chosen is not None and not set(chosen.plan.nodes) <= set(transition.state.ledger.staying):
         transition.set_planner(replace(transition.state.planner, chosen=None))
 
 
 def switch_is_due(state: State) -> bool:
-    """Whether a plan is chosen, and its nodes have copied what they lack: it is adopted when the run is next at rest."""
+    """Whether a plan is chosen and its nodes have copied the state they lack, so that the next pause may adopt it."""
     return state.planner.chosen is not None and not standby.still_copying(state)
 
 
@@ -181,7 +182,7 @@ def leaver_is_stuck(state: State) -> bool:
 
 
 def question_of(state: State) -> Question:
-    """What the planner would be asked now."""
+    """The question that the planner would be asked now."""
     members, staying = state.ledger.members, state.ledger.staying
     nodes = frozenset((node, members[node].incarnation) for node in staying)
     return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying), disputes(state.ledger))
@@ -204,8 +205,8 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
     if planner.chosen is not None:
         return Adopt(planner.chosen, phase.reason)
     found = planner.answer if planner.answer and planner.answer.question == question else None
-    # A measurement that changes meanwhile does not start the planner again: it would never get done. A better plan is looked for
-    # once the run trains.
+    # A measurement that changes in the meantime does not start the planner again: otherwise it would never finish. The planner
+    # looks for a better plan when the run trains.
     if planner.asked is not None and planner.asked.question.nodes == question.nodes:
         return Wait(WaitReason.PLANNING, "the planner is at work")
     if found is not None and found.plan is None and not found.hasty and not asked_for:
@@ -229,8 +230,8 @@ def _decide_to_change(state: State, now: float, asked_for: bool) -> Decision:
 
 
 def _is_best(state: State, question: Question, now: float) -> bool:
-    """Whether the planner has answered this question. That an idle node left does not change the answer. While a node is idle, no
-    answer is for good: it may have found too little time, or speeds and prices that were wrong then."""
+    """Whether the planner has answered this question. An idle node that left does not change the answer. While a node is idle, no
+    answer is final: the planner may have had too little time, or wrong speeds and prices."""
     found, chosen = state.planner.answer, state.planner.chosen
     if found is None or found.hasty:
         return False
@@ -256,13 +257,13 @@ def _has_idle(state: State, question: Question) -> bool:
 
 
 def _carry_on(state: State) -> CarryOn | None:
-    """None: the plan that trained until now may not be carried on."""
+    """Asks whether the last plan can be carried on. None: it may not be carried on."""
     ledger = state.ledger
     plan, described = ledger.training.plan, ledger.described
     if plan is None or described is None or not state.planner.has_planned:
         return None
     if any(each.failures > 1 for node, each in ledger.health.items() if node in plan.nodes):
-        return None  # what has failed twice is planned anew
+        return None  # a plan whose node failed twice is not carried on
     whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
     gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
     present = [node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone]
@@ -274,15 +275,15 @@ def _carry_on(state: State) -> CarryOn | None:
 
 
 def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
-    """Whether the nodes of the plan are here, those of the question as the same processes; where there is none, whether all of
-    the question are."""
+    """Whether the plan's nodes are connected, and those in the question are the same processes. Without a plan: whether all nodes
+    in the question are."""
     used = {node for node, _ in question.nodes} if plan is None else set(plan.nodes)
     asked_about = frozenset(process for process in question.nodes if process[0] in used)
     return used <= set(state.ledger.working) and asked_about <= question_of(state).nodes
 
 
 def _too_few(state: State, phase: Gathering, now: float) -> str:
-    """Why planning makes no sense yet; empty: it does."""
+    """Why planning makes no sense yet; empty: it makes sense."""
     cluster, ready = state.run.cluster, len(state.ledger.staying)
     pinned = cluster.pinned
     least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
@@ -299,7 +300,7 @@ def _too_few(state: State, phase: Gathering, now: float) -> str:
 
 
 def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence: str) -> None:
-    """Logs the wait once, and drops the planner's question, which is out of date."""
+    """Logs the wait once, and drops the planner's outdated question."""
     if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
         phase = replace(phase, waiting=transition.now)
     if out := _out_of_use(transition.state.ledger):
@@ -320,7 +321,7 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
 
 
 def _out_of_use(ledger: Ledger) -> str:
-    """What plans do without for now, and what would help; empty: nothing."""
+    """The nodes and pairs that plans leave out for now, and what would help; empty: there are none."""
     ready, said = set(ledger.ready), list[str]()
     if out := sorted(ready.difference(ledger.working)):
         why = "; ".join(f"{node} ({ledger.health[node].why})" for node in out[:MOST_NAMED])
@@ -341,7 +342,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    whole, described = ledger.whole_islands, ledger.description  # the first looks at every member
+    whole, described = ledger.whole_islands, ledger.description  # whole_islands looks at every member
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
@@ -371,7 +372,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
 
 
 def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
-    """The lengths of a round from which the planner is to choose; 0: no rounds."""
+    """The lengths of a round that the planner may choose from; 0: no rounds."""
     run, step = state.run, state.ledger.training.step
     standing = round(state.rounds.length)
     if not (isinstance(state.phase, Stepping) or state.rounds.at_rest(step)):
@@ -388,7 +389,7 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:
-    """Rounds of one length are the same, whenever they begin, and whatever is owed."""
+    """Whether both plans do the same work. Rounds of one length are the same, whenever they begin, and whatever is owed."""
     if other is None or round(one.rounds.length) != round(other.rounds.length):
         return False
     mine, its = ((plan.stages, plan.flows, plan.takeovers, plan.rounds.restarts) for plan in (one, other))

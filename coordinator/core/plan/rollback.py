@@ -1,4 +1,4 @@
-"""Going back to an earlier step for an operator: the steps there are, what is lost, and how."""
+"""Going back to an earlier step for an operator: the steps to choose from, what is lost, and how."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Place:
 
 
 def places(state: State) -> tuple[Place, ...]:
-    """Where training can go back to, the newest first. Of each step it is the best: the whole state rather than the weights."""
+    """The places that training can go back to, the newest first. For each step the best: the whole state rather than the
+    weights."""
     copies, now, found = state.ledger.copies, state.ledger.training.step, {0: Place(ResumePoint(0, None), "the start")}
     for step, checkpoint in copies.checkpoints.items():
         kind = Kind.WEIGHTS if checkpoint.weights else Kind.CHECKPOINT
@@ -60,7 +61,7 @@ def place_of(state: State, step: int) -> Place:
 
 
 def consequences(state: State, place: Place) -> str:
-    """What going back to the place means, as a sentence."""
+    """The effect of going back to the place, as a sentence."""
     now, step = state.ledger.training.step, place.point.step
     later = sorted(each for each in state.ledger.copies.checkpoints if each > step)
     deleted = f"; the checkpoints of steps {', '.join(map(str, later))} are deleted" if later else ""
@@ -72,7 +73,7 @@ def consequences(state: State, place: Place) -> str:
 
 
 def go_on_from(transition: Transition, *, weights: bool, by: str) -> str:
-    """The state is lost. Training goes on from the newest ``weights`` in a checkpoint, or begins again. Returns the event's
+    """Goes on after the state is lost: from the newest ``weights`` in a checkpoint, or from the start. Returns the event's
     sentence. Raises Refused."""
     state, copies = transition.state, transition.state.ledger.copies
     step, newest = state.ledger.training.step, copies.checkpoint_step
@@ -89,7 +90,7 @@ def go_on_from(transition: Transition, *, weights: bool, by: str) -> str:
     point = ResumePoint(newest if weights else 0, kind)
     origin = f"the weights of step {newest}" if weights else "the start"
     reason = f"{by} goes on from {origin}, as the state of step {step} is lost"
-    # Checkpoints stay: nothing in them is in doubt, and nothing else may be left.
+    # Checkpoints stay: none of them is in doubt, and there may be no other copies.
     back = go_back(transition, point, reason, in_doubt=False)
     regroup(transition, reason)
     return back.narrate()
@@ -105,14 +106,14 @@ def roll_back(transition: Transition, place: Place, by: str) -> str:
         transition.emit(ev.StepAborted(state.phase.step, generation, ROLLED_BACK, by, reason))
         transition.send(plan.nodes, abort(plan, state.phase.step, reason))
         state = transition.state
-    transition.state = replace(state, evaluation=None)  # of a step that is undone
+    transition.state = replace(state, evaluation=None)  # its step is undone
     back = go_back(transition, place.point, reason)
     regroup(transition, reason)
     return back.narrate()
 
 
 def _instead(there: tuple[Place, ...]) -> str:
-    """Where it can go, as the end of a sentence."""
+    """The places that training can go back to, as the end of a sentence."""
     told = [f"{place.point.step} ({place.where})" for place in there]
     shown = told[:MOST_LISTED]
     if len(told) > MOST_LISTED:

@@ -1,7 +1,7 @@
-"""What the steps of an open run show of the FLOP/s that members claim.
+"""What the steps of an open run show about the FLOP/s that members claim.
 
-A claim is *shown* as far as the member's share of a step could not have been computed in time otherwise, by the coordinator's own
-clock: no vote can claim that. Nobody is asked for anything. That a member votes to be slower than it claims is for drift.py.
+A claim is *shown* as far as the member's share of a step could otherwise not have been computed in time. The coordinator's own
+clock decides, which no vote can change. Nobody is asked for anything. Votes that are slower than a claim are for drift.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dtfm.coordinator.log.members import planned_flops
 from dtfm.protos import control_pb2 as wire
 
 WORTH = 1.1
-"""What a member has shown is logged if it makes that many times more of its claim count."""
+"""The shown speed of a member is logged if it makes this many times more of its claim count."""
 
 
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
-    """What a committed step, and those before it under this plan, show."""
+    """Takes what this committed step shows, together with earlier steps under this plan."""
     last = transition.state.ledger.training.last
     if not transition.state.ledger.is_open or last is None or last.resumed or last.seconds <= 0:
         return
@@ -46,10 +46,10 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 
 def _delivered_by_others(state: State, parts: Mapping[str, Part], claims: Mapping[str, float]) -> dict[str, float]:
-    """By node, what others have delivered of their FLOP/s in this step, as a fraction.
+    """By node, the fraction of their FLOP/s that others have delivered in this step.
 
-    It is the median of the proven ones, or of all if nobody is proven: of two at least, so that no single one can make others
-    look slow; but one that is proven is enough for those who are not.
+    It is the median of proven nodes, or of all if nobody is proven. At least two nodes are needed, so that no single node can
+    make others look slow. For an unproven node, one proven node is enough.
     """
     of = {node: part.work / part.seconds / claims[node] for node, part in parts.items()}
     proven = {node for node, yes in zip(of, are_proven(state.ledger, tuple(of)), strict=True) if yes}

@@ -1,7 +1,7 @@
-"""A line that becomes slow within a step. The step would take that many times as long, and only its commit would show it
-(plan/drift.py). So nodes tell with their heartbeats how fast tensors come, and the step goes on under another plan.
+"""Lines that become slow within a step. The step would take many times as long, and only its commit would show that
+(plan/drift.py). So nodes report with their heartbeats how fast tensors come, and the step goes on under another plan.
 
-Of a line that has become slow it is also measured again whether it still is: a plan that does without it never shows that.
+A line that has become slow is also measured again: a plan without the line would never show that the line has recovered.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dtfm.coordinator.log.steps import SLOW_LINE
 from dtfm.protos import control_pb2 as wire
 
 TIMES_SLOWER = 8.0
-"""How many times slower than usual a line must be within a step: less is left to the commits."""
+"""How many times slower than usual a line must be within a step. Smaller changes are left to the commits."""
 LEAST_LEASES = 0.5
-"""Tensors must have been on their way for this time: two heartbeats."""
+"""Tensors must have been under way for this time: two heartbeats."""
 TIMES_LONGER = 2.0
 """A step must have taken this number of times its usual time before another plan takes over within it."""
 
 
 def heard(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
-    """A node says how fast tensors come. If a line has become slow, plans count with that from now on."""
+    """Takes a node's report of how fast tensors come. If a line has become slow, plans use its new speed from now on."""
     phase, plan = transition.state.phase, transition.state.ledger.training.plan
     if not isinstance(phase, Stepping) or session.node in phase.votes or plan is None or not beat.arriving:
         return
@@ -46,9 +46,9 @@ def heard(transition: Transition, session: Session, beat: wire.Heartbeat) -> Non
 
 
 def leave_slow_line(transition: Transition) -> None:
-    """The rule: a plan that was chosen because a line is slow takes over within the step, if that takes long already. What nodes
-    have done of the step counts (plan/adoption.py). Among strangers it waits for the commit: a node that
-    keeps others waiting could put off the step's deadline by its heartbeats."""
+    """The rule: a plan that was chosen because a line is slow takes over within the step, if the step already takes long. The
+    work that nodes have done on the step counts (plan/adoption.py). Among strangers the plan waits for the commit: otherwise a
+    node that keeps others waiting could put off the step's deadline by its heartbeats."""
     state, phase = transition.state, transition.state.phase
     if (
         not isinstance(phase, Stepping)

@@ -1,1 +1,1 @@
-"""Which members reach each other, over which links, and by what ways."""
+"""Which members reach each other, their links, and their ways."""

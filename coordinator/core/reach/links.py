@@ -1,4 +1,4 @@
-"""Links: who measures which, and those that became slow. Those that broke: core/health/pairs.py."""
+"""Links: which node measures which, and links that became slow. Broken links are in core/health/pairs.py."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ links count as average."""
 
 
 MOST_SLOW = 256
-"""The number of links that became slow and are measured again."""
+"""The number of slow links that are measured again."""
 TIMES_FASTER = 2.0
-"""The planner looks again once such a link is this number of times faster."""
+"""The planner looks again when a slow link has become this number of times faster."""
 
 _NO_PEERS = (Admission.JOINED, Admission.RELAY)
-"""Nodes at these stages of their admission exchange no tensors, or not yet."""
+"""Nodes at these stages of their admission exchange no tensors, at least not yet."""
 
 
 def probe_from(transition: Transition, session: Session) -> bool:
@@ -35,15 +35,15 @@ def probe_from(transition: Transition, session: Session) -> bool:
         (s for s in transition.state.members.sessions.values() if s.admission not in _NO_PEERS),
         key=lambda s: s.node,
     )
-    # Drawn by name, so that every node has links that were measured, and a replay draws the same. Half may be of its own key, and
-    # these come first: they may be on its machine.
+    # Drawn by name, so that every node has measured links, and a replay draws the same. Up to half are of its own key, and these
+    # come first: they may be on its machine.
     key_of = transition.state.ledger.key_of
     key, drawn = key_of(session.node), random.Random(session.node).sample(others, len(others))
     own = [s for s in drawn if key and key_of(s.node) == key][: MOST_PROBED // 2]
     peers = list({s.node: s for s in (*own, *drawn)}.values())[:MOST_PROBED]
     lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
     silent = [peer for peer in peers if peer not in lively]
-    for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one
+    for group in (lively, silent):  # separately, so that no node waits for the answer of a silent one
         if group:
             ways.probe(transition, session.node, group)
     names = frozenset(peer.node for peer in lively)
@@ -54,7 +54,7 @@ def probe_from(transition: Transition, session: Session) -> bool:
 
 
 def measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
-    """A node's report. Links that it was not asked to measure count for nothing: each may change ways, and the plan."""
+    """Takes a node's report. Links that it was not asked to measure are ignored: each may change ways, and the plan."""
     told = check_links(report, session.node, transition.state.members.sessions)
     reported = {name for link in report.links for name in (link.source, link.destination)}
     due = session.to_measure
@@ -70,7 +70,7 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
         up, down = check_connection(report)
         reason = _works_again(transition, links)
         transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down, reason=reason))
-    # A newcomer's first report answers for all, later ones for those that it measures again over another way.
+    # A newcomer's first report answers for all links. Later reports answer for links that it measures again over another way.
     session = transition.state.members.sessions[session.node]
     again = session.probing & transition.state.ledger.reach.ways.get(session.node, {}).keys() - reported
     transition.set_session(replace(session, probing=frozenset(again)))
@@ -78,7 +78,7 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
 
 
 def measure_relays(transition: Transition) -> None:
-    """Has relays that others have begun to use measure their connections, with nodes that can be dialled."""
+    """Has relays that others have begun to use measure their connections to nodes that can be dialled."""
     members, ledger = transition.state.members, transition.state.ledger
     used = {way.relay for row in ledger.reach.ways.values() for way in row.values()}
     due = [
@@ -87,7 +87,7 @@ def measure_relays(transition: Transition) -> None:
         if (s := members.sessions.get(node)) and s.admission is Admission.RELAY and not s.probe_until
     ]
     if not due:
-        return  # before anything is done for each member, as members come one by one
+        return  # before any work for each member, since members come one by one
     dialled = {other for row in members.dialled.values() for other, known in row.items() if known.way}
     peers = [s for s in members.sessions.values() if s.node in dialled and s.admission not in _NO_PEERS]
     for session in due if peers else ():
@@ -96,7 +96,7 @@ def measure_relays(transition: Transition) -> None:
 
 
 def look_again(transition: Transition, link: ev.Link) -> None:
-    """The link has become slow: once no plan uses it, it is measured again now and then, since steps do not show it any more."""
+    """The link has become slow. When no plan uses it, steps no longer show its speed, so it is measured again now and then."""
     members, pause = transition.state.members, PROBE_LEASES * transition.state.lease
     if len(members.slow) < MOST_SLOW:
         retry = Retry(transition.now + pause, 2 * pause)
@@ -105,12 +105,12 @@ def look_again(transition: Transition, link: ev.Link) -> None:
 
 
 def measure_slow(transition: Transition) -> None:
-    """Has links that became slow measured again, where no plan uses them, at ever longer intervals."""
+    """Has slow links that no plan uses measured again, at ever longer intervals."""
     state, ready = transition.state, set(transition.state.ledger.ready) if transition.state.members.slow else set[str]()
     used, slow = state.ledger.training.codecs, dict(state.members.slow)
     for (one, other), retry in state.members.slow.items():
         if not {one, other} <= ready:
-            del slow[one, other]  # who comes back measures its links
+            del slow[one, other]  # a returning node measures its links anyway
         elif transition.now >= retry.due:
             slow[one, other] = Retry(
                 transition.now + retry.pause, min(2 * retry.pause, LONGEST_PAUSE_LEASES * state.lease)
@@ -122,7 +122,7 @@ def measure_slow(transition: Transition) -> None:
 
 
 def _works_again(transition: Transition, links: Collection[ev.Link]) -> str:
-    """Why the planner should know of what was measured: a link that had become slow is not so any more. Empty: it need not."""
+    """Why the planner should hear of these measurements: a link that had become slow is fast again. Empty: it need not."""
     known, members = transition.state.ledger.reach.links, transition.state.members
     for link in links:
         pair, before = pair_of(link.source, link.destination), known.get(link.source, {}).get(link.destination)

@@ -1,4 +1,4 @@
-"""Which nodes are on one machine, and so share its line."""
+"""Groups nodes by machine. Nodes on one machine share its line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dtfm.coordinator.log.ledger import Ledger
 
 
 def machines_of(ledger: Ledger, nodes: Sequence[str]) -> list[list[int]]:
-    """By machine, the places in ``nodes`` of those that are on it. They have one key, and reach each other over loopback: the key
-    may be in a home folder of several machines, and who has another could say anything."""
+    """By machine, the places in ``nodes`` of the nodes on it. Such nodes have one key and reach each other over loopback. The key
+    alone is not enough, as several machines may share a home folder; and nodes with other keys could claim anything."""
     links, of_key = ledger.reach.links, defaultdict[str, list[list[int]]](list)
 
     def are_beside(one: str, other: str) -> bool:

@@ -1,8 +1,8 @@
-"""Ways: how nodes reach each other, and who relays where neither of two can dial the other.
+"""Ways: how nodes reach each other, and which node relays if neither of two can dial the other.
 
-Of each pair both ends try to dial the other: the newcomer when it measures its links, the earlier node when it is asked to. If
-both can, nothing is to be decided. If one can, it lends connections to the other (dial-back). If neither can, both lend to a
-relay, and borrow there. What does not work is replaced: dial-back by a relay, a relay by another one.
+Both ends of a pair try to dial the other: the newcomer when it measures its links, the earlier node when it is asked to. If
+both can, nothing has to be decided. If one can, it lends connections to the other (dial-back). If neither can, both lend
+connections to a relay, and borrow there. A way that does not work is replaced: dial-back by a relay, a relay by another relay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_RELAY = "neither can dial the other, and no member that both reach relays; ha
 
 
 def have_dialled(transition: Transition, session: Session, others: Iterable[Session]) -> None:
-    """The others try to dial a newcomer. What was known about it is forgotten."""
+    """Has the others dial a newcomer. Forgets earlier results about it."""
     members, node = transition.state.members, session.node
     tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
     transition.set_members(replace(members, dialled=without_node(members.dialled, node), tried=tried))
@@ -32,7 +32,7 @@ def have_dialled(transition: Transition, session: Session, others: Iterable[Sess
 
 
 def probe(transition: Transition, node: str, peers: Iterable[Session]) -> None:
-    """Has a node measure its links to the peers. What it reports of others counts for nothing."""
+    """Has a node measure its links to the peers. Its reports about other nodes are ignored."""
     session, asked = transition.state.members.sessions[node], sorted(peers, key=lambda peer: peer.node)
     due = Counter(session.to_measure) + Counter(peer.node for peer in asked)
     transition.set_session(replace(session, to_measure=dict(due)))
@@ -41,7 +41,7 @@ def probe(transition: Transition, node: str, peers: Iterable[Session]) -> None:
 
 
 def reached(transition: Transition, node: str, report: wire.Reached) -> None:
-    """The answer of a node that was asked to dial others."""
+    """Takes the answer of a node that was asked to dial others."""
     before, new = transition.state.ledger.reach.ways, list[Pair]()
     for other, known in check_reached(report, node, transition.state.members.sessions).items():
         session = transition.state.members.sessions[other]
@@ -54,7 +54,7 @@ def reached(transition: Transition, node: str, report: wire.Reached) -> None:
 
 
 def measured(transition: Transition, node: str, links: Iterable[ev.Link]) -> None:
-    """What a node's measurements say about the ways to others."""
+    """Draws conclusions about ways from a node's measurements."""
     before, new = transition.state.ledger.reach.ways, list[Pair]()
     for link in links:
         if link.source != node:
@@ -69,7 +69,7 @@ def measured(transition: Transition, node: str, links: Iterable[ev.Link]) -> Non
 
 
 def arrived(transition: Transition, node: str) -> None:
-    """Notes the direct ways by which others reach a node that is about to be planned with."""
+    """Notes the direct ways of others to a node that plans are about to use."""
     ledger, dialled = transition.state.ledger, transition.state.members.dialled
     found = [
         ev.Way(source, node, known.way)
@@ -81,7 +81,7 @@ def arrived(transition: Transition, node: str) -> None:
 
 
 def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev.Way]]) -> None:
-    """A node is gone. What it relayed goes over others. ``before``: the ways while it was there."""
+    """A node is gone. Its relayed traffic goes over other relays. ``before``: the ways while it was connected."""
     members = transition.state.members
     transition.set_members(replace(members, dialled=without_node(members.dialled, node)))
     new = list[Pair]()
@@ -93,7 +93,7 @@ def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev
 
 
 def try_again(transition: Transition, node: str, peer: str) -> None:
-    """A broken link is about to be measured once more. A pair without a way may get a relay that has come meanwhile."""
+    """A broken link is about to be measured again. A pair without a way may get a relay that has joined since."""
     ways, pair = transition.state.ledger.reach.ways, pair_of(node, peer)
     members = transition.state.members
     transition.set_members(replace(members, tried={p: relays for p, relays in members.tried.items() if p != pair}))
@@ -106,7 +106,7 @@ def try_again(transition: Transition, node: str, peer: str) -> None:
 
 
 def relay_came(transition: Transition) -> None:
-    """A relay has joined: pairs that had no way may have one now."""
+    """A relay has joined: pairs that had no way may get one now."""
     members = transition.state.members
     for a, b in sorted(transition.state.ledger.reach.broken):
         if {a, b} <= members.sessions.keys():
@@ -117,14 +117,14 @@ def relay_came(transition: Transition) -> None:
 
 
 def _use(transition: Transition, before: Mapping[str, Mapping[str, ev.Way]], new: Iterable[Pair]) -> None:
-    """Tells nodes of ways that are others than ``before``, and then has the first of each ``new`` pair measure its links."""
+    """Tells nodes about ways that differ from ``before``, then has the first node of each ``new`` pair measure its links."""
     if transition.state.ledger.reach.ways is not before:
         _tell(transition)
     _measure(transition, new)
 
 
 def _tell(transition: Transition) -> None:
-    """Tells every node how it reaches others, and to whom it lends, if that has changed."""
+    """Tells every node how it reaches others, and which nodes it lends to, if that has changed."""
     ledger = transition.state.ledger
     holders: dict[str, set[str]] = {}
     for source, row in ledger.reach.ways.items():
@@ -140,7 +140,7 @@ def _tell(transition: Transition) -> None:
 
 
 def _know(transition: Transition, node: str, other: str, known: Dialled) -> list[Pair]:
-    """One end of a pair has dialled the other. Once both have, the pair gets its ways. Returns it if it is to be measured."""
+    """One end of a pair has dialled the other. When both have, the pair gets its ways. Returns it if it is to be measured."""
     members = transition.state.members
     row = {**members.dialled.get(node, {}), other: known}
     transition.set_members(replace(members, dialled={**members.dialled, node: row}))
@@ -160,8 +160,8 @@ def _know(transition: Transition, node: str, other: str, known: Dialled) -> list
 
 
 def _relay(transition: Transition, node: str, other: str, reason: str, without: str = "") -> list[Pair]:
-    """Has two nodes reach each other over a relay that they have not tried, if there is one. Returns them if it is to be
-    measured."""
+    """Has two nodes reach each other over a relay that they have not tried, if there is a relay. Returns the pair if the new way
+    is to be measured."""
     pair, members = pair_of(node, other), transition.state.members
     if without:
         tried = {**members.tried, pair: members.tried.get(pair, frozenset()) | {without}}
@@ -185,7 +185,7 @@ def _choose(transition: Transition, pair: Pair, relay: str, reason: str) -> None
 
 
 def _pick(transition: Transition, pair: Pair) -> str | None:
-    """The relay with the least to do that the pair has not tried."""
+    """The least busy relay that the pair has not tried."""
     members = transition.state.members
     busy = Counter(way.relay for row in transition.state.ledger.reach.ways.values() for way in row.values())
     known = (
@@ -197,7 +197,7 @@ def _pick(transition: Transition, pair: Pair) -> str | None:
 
 
 def _measure(transition: Transition, pairs: Iterable[Pair]) -> None:
-    """Measures the links of pairs over their new ways. A newcomer is not planned with before that is done."""
+    """Measures the links of pairs over their new ways. Plans do not use a newcomer before that is done."""
     peers: dict[str, list[str]] = {}
     for node, other in pairs:
         peers.setdefault(node, []).append(other)

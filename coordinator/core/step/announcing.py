@@ -1,4 +1,4 @@
-"""What a commit says that the nodes do next."""
+"""What the announcement of a commit tells nodes to do next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     state, run, training = transition.state, transition.state.run, transition.state.ledger.training
     step, rounds, commit = training.step, state.rounds, last_commit(state.ledger)
     assert commit is not None
-    at_rest = rounds.at_rest(step)  # else each island has weights of its own: nothing happens but the next step
+    at_rest = rounds.at_rest(step)  # otherwise islands have different weights, and only the next step may follow
     last, stuck = at_rest and step >= run.train.steps, at_rest and leaver_is_stuck(transition.state)
     ends = last or (at_rest and state.ledger.hold is not None)
     closing = stuck or state.is_closing

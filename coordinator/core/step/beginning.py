@@ -1,5 +1,5 @@
-"""The beginning of a step, once all nodes hold their state. If all steps are trained, the work after the last commit is done
-again."""
+"""The beginning of a step, when all nodes hold their state. If all steps are trained, the work after the last commit is
+repeated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dtfm.scheduler.model.plan import Plan
 
 
 def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None:
-    """A node of the plan holds its state. Once all do, training goes on."""
+    """A node of the plan holds its state. When all nodes do, training goes on."""
     phase, ledger, run = transition.state.phase, transition.state.ledger, transition.state.run
     if not isinstance(phase, Switching) or ready.generation != ledger.training.generation:
         return
@@ -77,7 +77,7 @@ def _begin(transition: Transition, phase: Switching) -> None:
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
     again = transition.state.stalls_since_commit > 0
-    counts = ledger.training.counts_from < ledger.training.generation  # else nobody says what it has
+    counts = ledger.training.counts_from < ledger.training.generation  # otherwise nodes do not report their progress
     at = stalled(plan, phase.progress) if again and counts else frozenset[str]()
     deadline = transition.now + step_patience(transition.state.lease, step_seconds(transition.state), usual=again)
     transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
@@ -86,11 +86,11 @@ def _begin(transition: Transition, phase: Switching) -> None:
 
 
 def stalled(plan: Plan, progress: Mapping[str, wire.Progress]) -> frozenset[str]:
-    """The nodes of ``plan`` at which most micro-batches stand, by what each says it has of the step (by node). Empty: all are
-    done, and it is the reduction that stands.
+    """The nodes of ``plan`` where most micro-batches stand. ``progress``: by node, its report of the step. Empty: all
+    micro-batches are done, and the reduction stands still.
 
-    A micro-batch stands at the last node that has its input, and at the neighbour that says it has not got it from there: one of
-    the two is wrong. Few are at other places, as nodes have only so many in flight.
+    A micro-batch stands at the last node that has its input, and at the neighbour that reports not to have received its output:
+    one of the two is wrong. Few micro-batches stand elsewhere, as a node has only a few in flight.
     """
     has = {node: (set(p.activations), set(p.gradients), set(p.finished)) for node, p in progress.items()}
     nothing: tuple[set[int], set[int], set[int]] = (set(), set(), set())
@@ -102,14 +102,15 @@ def stalled(plan: Plan, progress: Mapping[str, wire.Progress]) -> frozenset[str]
 
 
 def _stands_at(number: int, chain: tuple[str, ...], has: list[tuple[set[int], set[int], set[int]]]) -> Collection[str]:
-    """``has``: by place in the chain, the micro-batches whose activation has come, whose gradient has, and that are done."""
+    """The nodes where a micro-batch stands. ``has``: by place in the chain, the micro-batches with activation, with gradient,
+    done."""
     last = len(chain) - 1
     done = [place for place in range(len(chain)) if number in has[place][2]]
     back = [place for place in range(len(chain)) if number in has[place][1]]
     there = [place for place in range(len(chain)) if number in has[place][0]]
     if done and done[0] == 0:
         return ()
-    if done or back:  # it is on its way back, as far as ``place``
+    if done or back:  # the micro-batch is on its way back, as far as ``place``
         place = min(back + done)
         return {chain[place], chain[place - 1]} if place in done else {chain[place]}
     if there and there[-1] == last:

@@ -17,17 +17,17 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.plan_pb2 import CONSTANT, LINEAR, WARMUP_STABLE_DECAY, Run
 
 MOST_TIMES = 1e9
-"""The largest number that the log has for how many times over the bound a clipped gradient was."""
+"""The largest multiple of the bound that the log records for a clipped gradient."""
 
 
 TIMED_STEPS, TIMED_EVERY = 1000, 16
-"""The first TIMED_STEPS steps of a run and the first step of each plan are logged with each node's times. Of the others every
-TIMED_EVERY-th is: with more, a long log would be little else."""
+"""The first TIMED_STEPS steps of a run, and the first step of each plan, are logged with each node's times. Of later steps every
+TIMED_EVERY-th is. Otherwise times would fill most of a long log."""
 
 
 def commit_if_due(transition: Transition) -> None:
-    """The rule: commits a step that all have voted for, once nobody is awaited who repeats work of it, and each stage's new state
-    will be on two machines, or at ``commit_by`` (see `standby.commit_waits_for`)."""
+    """The rule: commits a step that all have voted for, when no audit waits and each stage's new state will be on two machines.
+    At ``commit_by`` it stops waiting for the second machine (see `standby.commit_waits_for`)."""
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None or phase.audits:
         return
@@ -36,7 +36,7 @@ def commit_if_due(transition: Transition) -> None:
 
 
 def commit(transition: Transition, phase: Stepping) -> None:
-    """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
+    """Commits and announces a step that all have voted for, if nothing is known to be wrong with it."""
     state, ledger, plan = transition.state, transition.state.ledger, transition.state.ledger.training.in_force
     last = [phase.votes[node] for stage in plan.last_stages for node in stage.replicas]
     samples, exchanges = sum(vote.samples for vote in last), state.rounds.exchanges(phase.step)
@@ -78,18 +78,18 @@ def _root_mean_square(norms: Sequence[float]) -> float:
 
 
 def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:
-    """What nodes of the plan say of each other's gradients, as in the event."""
+    """The votes' reports of clipped gradients of other nodes, as in the event."""
     told = {by: {each.node: min(each.worst, MOST_TIMES) for each in vote.clipped} for by, vote in votes.items()}
     return {by: whose for by, whose in sorted(told.items()) if whose}
 
 
 def learning_rate(train: Run.Train, step: int, highest: float | None = None) -> float:
-    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step, and the ``highest`` rate, by default
-    that of the run.
+    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step and the ``highest`` rate, by default
+    the run's.
 
-    It rises linearly to the highest during the warm-up. From there it falls to the final fraction of that, which it
-    has at the last step: along a cosine, along a line, or, for warmup-stable-decay (Hu et al., arXiv 2404.06395), along a line
-    in the last decay_steps alone; or it stays.
+    It rises linearly to the highest rate during the warm-up. Then it falls to the final fraction of the highest rate, which it
+    has at the last step: along a cosine or along a line. With warmup-stable-decay (Hu et al., arXiv 2404.06395) it falls along
+    a line only in the last decay_steps. A constant schedule stays at the highest rate.
     """
     highest = train.learning_rate if highest is None else highest
     if step <= train.warmup_steps:

@@ -1,5 +1,5 @@
 """The held-out loss after a commit. Among strangers each held-out micro-batch is evaluated twice, along chains that end at
-different nodes (held_out_chains), and what these report is compared."""
+different nodes (held_out_chains), and the two losses are compared."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dtfm.scheduler.model.plan import Plan
 
 
 def expect(transition: Transition, step: int, plan: Plan) -> None:
-    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss, before they vote again."""
-    lost(transition, f"it was not done when that of step {step} began")
+    """Waits for the held-out loss. The last node of each held-out micro-batch's chain reports its part before its next vote."""
+    lost(transition, f"it was not done when the evaluation after step {step} began")
     held_out = held_out_chains(plan, _held_out(transition.state), twice=transition.state.ledger.is_open)
     transition.state = replace(transition.state, evaluation=Evaluation(step, plan.generation, held_out))
 
@@ -51,14 +51,14 @@ def reported(transition: Transition, node: str, report: wire.Evaluated) -> None:
 
 
 def lost(transition: Transition, why: str) -> None:
-    """The run goes on without the held-out loss that is awaited, if one is."""
+    """Gives up the held-out loss that is awaited, if there is one. The run goes on."""
     if (evaluation := transition.state.evaluation) is not None:
         transition.log(f"no held-out loss after step {evaluation.step}: {why}")
         transition.state = replace(transition.state, evaluation=None)
 
 
 def failed(transition: Transition, node: str, sentence: str) -> None:
-    """The node could not do its part in the evaluation after the last step, if it has one."""
+    """The node could not do its part in the evaluation after the last step, if it had a part."""
     evaluation = transition.state.evaluation
     if evaluation is not None and any(node in chain for chain in evaluation.chains):
         lost(transition, f"{node}: {sentence}")
@@ -72,8 +72,8 @@ def node_left(transition: Transition, node: str) -> None:
 
 
 def _announce(transition: Transition, evaluation: Evaluation) -> None:
-    """All have reported. Samples of which they report different losses do not count. Only where the two chains differ in nothing
-    but their ends is it known between whom the contradiction is."""
+    """Logs the held-out loss when all nodes have reported. Samples with two different losses do not count. The contradiction is
+    known to lie between two nodes only if their two chains differ in nothing except their ends."""
     state, described = transition.state, transition.state.ledger.description
     step, count = evaluation.step, _held_out(state)
     agreed, disputed, pairs = list[float](), set[str](), set[Pair]()
@@ -107,7 +107,7 @@ def _announce(transition: Transition, evaluation: Evaluation) -> None:
 
 
 def _differ(state: State, told: Sequence[float]) -> bool:
-    """Whether the losses are further apart than rounding explains."""
+    """Whether the losses differ by more than rounding explains."""
     codecs = allowed_codecs(state.run.network, "activations")
     most = max(tolerance(state.run.train.precision, codec) for codec in codecs)
     return max(told) - min(told) > most * max(map(abs, told))

@@ -1,4 +1,4 @@
-"""Nodes that hang: they beat, and do nothing while others wait for them. Their heartbeats say so (Heartbeat.work)."""
+"""Nodes that hang: they send heartbeats, but do nothing while others wait for them. Their heartbeats say so (Heartbeat.work)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FIX = "look at its device, and start the node again if it stays so"
 
 
 def leave_out_hung(transition: Transition) -> bool:
-    """As time passes: plans do without those that have done nothing for a lease and the time of a step, while all others that
-    are awaited have done their part or wait. Returns whether there are any. If all wait for each other, somebody is wrong about
-    what it has: the step is overdue."""
+    """Leaves out nodes that have done nothing for a lease and the time of a step. All other awaited nodes must have done their
+    part, or wait. Returns whether the phase is given up. If all nodes wait for each other, some node is wrong about its progress:
+    the step is overdue."""
     state, phase = transition.state, transition.state.phase
     hung, waits = dict[str, float](), list[float]()
     for node in _awaited(state, phase):
@@ -32,7 +32,7 @@ def leave_out_hung(transition: Transition) -> bool:
         if work.waits:
             waits.append(idle - _most(state, phase, node))
         elif idle <= _most(state, phase, node):
-            return False  # it goes on
+            return False  # the node still works
         else:
             hung[node] = idle
     if hung:
@@ -60,7 +60,7 @@ def _since(phase: Phase) -> float:
 
 
 def _most(state: State, phase: Phase, node: str) -> float:
-    """The seconds for which the node may do nothing that shows."""
+    """The seconds for which the node may show no progress."""
     lease, training = state.lease, state.ledger.training
     if isinstance(phase, Switching):
         return HUNG_LEASES * lease + STEP_FACTOR * loading_seconds(state, node)

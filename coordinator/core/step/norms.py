@@ -1,21 +1,21 @@
-"""How much counts of the gradient norm that each stage votes.
+"""How much of the gradient norm that each stage votes counts.
 
-An island clips all its gradients by one norm. Every stage adds its own to that. Where several parties hold a stage, they have
-the same sum of gradients, and their votes must agree (trust/agreement.py). Where one party holds it, the other stages show how
-far its word is plausible, so that no number of one party scales the work of others.
+An island clips all its gradients by one norm. Every stage adds its own norm to that norm. If several parties hold a stage, they
+have the same sum of gradients, and their votes must agree (trust/agreement.py). If one party holds it, the other stages show
+how far its word is plausible. So no number of one party scales the work of others.
 
 The usual norm of a stage is the median of its last norms, but at most APART times the usual norm of the other stages. Until
-enough steps are known, it is the norm of the other stages in the same step. If the other stages rise above their medians, it
-rises, too.
+enough steps are known, it is the norm of the other stages in the same step. If the other stages rise above their medians, the
+usual norm rises as well.
 
 A norm counts up to FACTOR times the usual norm. One bad batch can make the gradients of a single stage hundreds of times larger.
-Then the others learn next to nothing in that step, even if everybody is honest. So a stage may have few such steps: once MANY of
-its last OF norms were LARGE, a norm counts up to LARGE times the usual norm.
+Then the other stages learn next to nothing in that step, even if everybody is honest. So a stage may have few such steps: if MANY
+of its last OF norms were LARGE, its norms count up to LARGE times the usual norm.
 
-If a norm is larger, the usual norm counts in its place, and the others go on as if the stage had voted it. The stage clips its
-gradients by its own norm alone (StageBounded). So nothing is lost if it is honest, and the others have voted norms that are too
-small. Its work is audited next, and plans put another party into the stage (trust/claims.py, witnesses). ``python -m
-tests.bench.norms`` shows how far honest norms stay below the bound.
+If a norm is larger, the usual norm counts in its place, and the others go on as if the stage had voted the usual norm. The stage
+clips its gradients by its own norm alone (StageBounded). So nothing is lost if this stage is honest, and the others have voted
+norms that are too small. The stage's work is audited next, and plans put another party into it (trust/claims.py, witnesses).
+``python -m tests.bench.norms`` shows how far honest norms stay below the bound.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
 
 FACTOR, LARGE = 10_000.0, 10.0
-"""How many times its usual norm a stage's may be, if it is seldom LARGE, and if it is often."""
+"""The bound as a multiple of the usual norm: FACTOR if the stage's norms are seldom LARGE, otherwise LARGE."""
 MANY, OF = 16, 32
 APART = 1000.0
 GROWS = 2.0
-"""A larger norm is remembered as this many times the usual one. So the median changes slowly enough for AdamW, whose steps do not
-depend on the size of gradients that stay alike."""
+"""A larger norm is remembered as this many times the usual norm. So the median changes slowly enough for AdamW, whose steps do
+not depend on the size of gradients that stay alike."""
 REMEMBERED, LEAST = 256, 8
-"""The median is taken of this number of norms, at most and at least."""
+"""The most and the fewest norms for a median."""
 
 
 def counted(transition: Transition, votes: Mapping[str, wire.StepReady]) -> dict[int, float]:
-    """By island, the norm of its gradients as far as it counts, of a step that trains. Tells of the stages that are bounded, and
-    remembers each stage's norm."""
+    """By island, the norm of its gradients that counts, of a step that trains. Logs the stages that are bounded, and remembers
+    each stage's norm."""
     before, plan = transition.state, transition.state.ledger.training.in_force
     norms, remembered = dict[int, float](), dict[StageKey, Norms]()
     for island in plan.islands:
@@ -74,8 +74,8 @@ def _squares(island: Plan, votes: Mapping[str, wire.StepReady]) -> list[float]:
 
 
 def _is_one_word(state: State, stage: Stage) -> bool:
-    """Whether one party alone says the stage's norm, which scales the work of others. It scales nothing where nothing is clipped,
-    and where all members are one party's there are no others."""
+    """Whether one party alone says the stage's norm, and the norm scales the work of others. A norm scales nothing if nothing is
+    clipped. If all members are one party, there are no others."""
     ledger = state.ledger
     parties = {ledger.party(node) for node in stage.replicas}
     return len(parties) == 1 and not ledger.is_alone and ledger.optimizer.clip_norm > 0
@@ -83,8 +83,8 @@ def _is_one_word(state: State, stage: Stage) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Of a stage's norm in a step: up to ``most`` it counts, and the ``usual`` norm counts if it is larger. ``rise``: how far the
-    other stages are above their usual norms. ``is_known``: the stage's own last norms are."""
+    """The bound of a stage's norm in a step: a norm of up to ``most`` counts. For a larger norm, the ``usual`` norm counts.
+    ``rise``: how far the other stages are above their usual norms. ``is_known``: whether the stage's own last norms are known."""
 
     most: float
     usual: float
@@ -93,8 +93,8 @@ class Bound:
 
 
 def bound_of(known: Norms, place: int, said: Sequence[float], medians: Sequence[float | None]) -> Bound | None:
-    """The bound of the stage at this ``place`` of its island, with its ``known`` norms. By stage of the island, ``said`` are the
-    norms of this step, and ``medians`` the medians of the last ones. None: no other stage has any gradients."""
+    """The bound of the stage at this ``place`` of its island, with its ``known`` norms. By stage of the island, ``said`` has the
+    norms of this step, and ``medians`` the medians of the last norms. None: no other stage has any gradients."""
     others = [each for each in range(len(said)) if each != place and said[each] > 0]
     if not others:
         return None
@@ -109,13 +109,13 @@ def bound_of(known: Norms, place: int, said: Sequence[float], medians: Sequence[
 
 
 def median_of(known: Norms) -> float | None:
-    """None: there are too few."""
+    """The median of the last norms; None: too few are known."""
     return statistics.median(known.last) if len(known.last) >= LEAST else None
 
 
 def and_another(known: Norms, norm: float, bound: Bound | None) -> Norms:
-    """With one more norm. If one party alone says it, at most GROWS times the usual norm is remembered. In place of a norm that
-    does not count the usual one is."""
+    """The norms with one more. If one party alone says it, at most GROWS times the usual norm is remembered. If the norm does not
+    count, the usual norm is remembered in its place."""
     if norm <= 0:
         return known
     remembered, is_large = norm, False

@@ -1,5 +1,5 @@
-"""The pause after a commit: before another plan, before a node leaves that nobody can replace, after the last step, and if an
-operator wants one."""
+"""The pause after a commit: before another plan, before a node leaves that no node can replace, after the last step, and when an
+operator asks for a pause."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
 
 
 def node_left(transition: Transition, node: str) -> None:
-    """The node is not awaited any more, even if it returns: its new process has not seen the commit."""
+    """Stops waiting for the node, even if it returns: its new process has not seen the commit."""
     if isinstance(phase := transition.state.phase, Pausing):
         transition.set_phase(replace(phase, awaiting=phase.awaiting - {node}))
 
 
 def end_pause(transition: Transition) -> None:
-    """The rule: once the pause waits for nothing, the run ends, stands still, or goes on with the plan that is chosen. A
-    pause for a node that wants to leave ends when it has left (members/leaving.py)."""
+    """The rule: when the pause waits for nothing, the run ends, stands still, or goes on with the chosen plan. A pause for a node
+    that wants to leave ends when the node has left (members/leaving.py)."""
     phase, ledger = transition.state.phase, transition.state.ledger
     if transition.state.stopped or not isinstance(phase, Pausing) or phase.awaiting:
         return
@@ -79,8 +79,9 @@ def awaits(state: State, phase: Pausing) -> str:
 
 
 def pause_overdue(transition: Transition, phase: Pausing) -> None:
-    """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
-    and a checkpoint by `snapshot.end_overdue`. Each node confirms by itself that it has applied the commit."""
+    """The pause exceeded its deadline, though heartbeats came. The held-out loss is given up, as whole chains of nodes take
+    part in it; `snapshot.end_overdue` gives up a checkpoint. Nodes that have not confirmed the commit are left out: each
+    confirms by itself."""
     step = transition.state.ledger.training.step
     waited = f"{phase.deadline - phase.since:.3g} seconds"
     evaluation.lost(transition, f"it did not come within {waited}")

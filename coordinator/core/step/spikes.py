@@ -1,4 +1,4 @@
-"""Says once when the loss spikes: when it is far above its own running spread."""
+"""Reports a spike of the loss once: a loss far above its own usual spread."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.spikes import Kind
 
 SPREADS = 6.0
-"""A spike is this many times the usual spread above the usual loss. The spread is a standard deviation, as the median
-absolute deviation has it, so that a few outliers do not change it."""
+"""A spike is this many times the usual spread above the usual loss. The spread is a standard deviation, estimated from the median
+absolute deviation, so that a few outliers do not change it."""
 
 LEAST_SHARE = 0.05
-"""And at least this share of the usual loss."""
+"""A spike is also at least this share of the usual loss above it."""
 
 TO_SIGMA = 1.4826
-"""A standard deviation in median absolute deviations, of a normal distribution."""
+"""A normal distribution's standard deviation as a multiple of its median absolute deviation."""
 
 IN_A_ROW: dict[Kind, int] = {"training": 4, "held-out": 3}
-"""The number of losses in a row that must be above the limit: a single one may be a strange batch."""
+"""The number of losses in a row that must be above the limit: a single loss may come from a strange batch."""
 
 LEAST: dict[Kind, int] = {"training": 28, "held-out": 8}
-"""The least number of losses before these, from which the usual loss is taken."""
+"""The least number of earlier losses that the usual loss is taken from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """``usual``: the loss before it. ``limit``: above which it is."""
+    """``usual``: the loss before the spike. ``limit``: a loss above this belongs to the spike."""
 
     usual: float
     limit: float
 
 
 def spike(losses: Sequence[float], in_a_row: int, least: int) -> Spike | None:
-    """Compares the last ``in_a_row`` losses with those before. Returns None if these are fewer than ``least``, or nothing spikes.
+    """Compares the last ``in_a_row`` losses with earlier ones. Returns None if nothing spikes, or fewer than ``least`` are
+    earlier.
 
     A spike is above all losses before, and above their median by SPREADS and by LEAST_SHARE. The first condition bounds the false
     alarms. With 64 losses and 4 in a row, independent values of any distribution meet it once in 635,376 (64 choose 4).
@@ -52,7 +53,7 @@ def spike(losses: Sequence[float], in_a_row: int, least: int) -> Spike | None:
 
 
 def look(transition: Transition, kind: Kind) -> None:
-    """Tells of a spike that has just begun. The last loss is in the ledger."""
+    """Reports a spike that has just begun. The last loss is in the ledger."""
     state = transition.state
     recent, in_a_row = state.ledger.losses.of(kind), IN_A_ROW[kind]
     found = spike([loss for _, loss in recent.losses], in_a_row, LEAST[kind]) if not recent.spiked else None

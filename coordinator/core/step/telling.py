@@ -1,4 +1,4 @@
-"""What members are told of the run, for the people who lend their devices: how far it is, how fast, and what it waits for."""
+"""Messages to members about the run, for people who lend their devices: how far it is, how fast, and what it waits for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dtfm.coordinator.log.wording import MOST_NAMED, without_addresses
 from dtfm.protos import control_pb2 as wire
 
 MOST_TOLD_IDLE = 64
-"""The number of idle nodes that are told why."""
+"""The number of idle nodes that are told why they are idle."""
 
 
 def status(state: State) -> wire.RunStatus:
-    """How the run fares now."""
+    """How the run fares now: step, loss, speed, and what it waits for."""
     training = state.ledger.training
     told = wire.RunStatus(
         step=training.step,
@@ -51,7 +51,7 @@ def awaited(state: State) -> str:
 
 
 def _preparing(state: State) -> str:
-    """What the nodes that are not ready do; empty if these are many, as each would be told of each."""
+    """What the nodes that are not ready do; empty if they are many, as each node would be told about each."""
     doing = {name: member.preparing for name, member in state.ledger.members.items() if member.preparing}
     told = ", ".join(f"{name} {does}" for name, does in sorted(doing.items()))
     return told if len(doing) <= MOST_NAMED else ""
@@ -68,7 +68,7 @@ def tell_idle(transition: Transition) -> None:
     stays = ledger.reach.changes == before.reach.changes and ledger.leaving == before.leaving
     stays = stays and ledger.health is before.health
     if transition.state.stopped or (stays and ledger.training.plan is before.training.plan):
-        return  # before anything is done for each member
+        return  # before any work for each member
     for node, idle in idle_nodes(ledger, ledger.ready, MOST_TOLD_IDLE).items():
         session = transition.state.members.sessions.get(node)
         if session is not None and session.told_idle != (sentence := shorten(without_addresses(idle.sentence))):
@@ -79,7 +79,8 @@ def tell_idle(transition: Transition) -> None:
 
 
 def tell_changes(transition: Transition) -> None:
-    """At the end of a tick: tells all members when what is waited for has changed, and after a commit those outside the plan."""
+    """At the end of a tick: tells all members when training waits for something new, and after a commit the others outside the
+    plan."""
     before, state = transition.before, transition.state
     if state.stopped:
         return

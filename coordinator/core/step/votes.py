@@ -1,4 +1,4 @@
-"""What nodes say of the step in hand: that theirs is done, or that it failed, or nothing."""
+"""Nodes' reports about the current step: a node has done its part, has failed, or does not report in time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_LOSS = 1e6
 
 
 def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
-    """A node's vote. After the last one the step can be committed, see `commit_if_due`."""
+    """Takes a node's vote. After the last vote the step can be committed, see `commit_if_due`."""
     if (phase := _in_hand(transition, node, vote)) is None:
         return
     state, plan = transition.state, transition.state.ledger.training.in_force
@@ -80,10 +80,10 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
 
 
 def step_overdue(transition: Transition, phase: Stepping) -> None:
-    """The step has passed its deadline, though heartbeats came. Plans do without those at whom it stood when it was last
-    interrupted, or without all that have not voted, until they are tested: whoever works is back at once."""
+    """The step has passed its deadline, though heartbeats came. Plans leave out the nodes where it stood when it was last
+    interrupted, or all nodes that have not voted, until they are tested: a working node is soon back."""
     if phase.commit_by is not None:
-        return  # the commit comes
+        return  # the commit comes without more votes
     silent = set(transition.state.ledger.training.in_force.nodes) - phase.votes.keys()
     suspects = tuple(sorted(phase.stalled & silent or silent))
     reason = f"no vote from {name_some(silent)} within {phase.deadline - phase.since:g} seconds, though heartbeats came"
@@ -94,7 +94,8 @@ def step_overdue(transition: Transition, phase: Stepping) -> None:
 
 
 def _diverges(vote: wire.StepReady, family: str) -> str:
-    """Why no step can be made of the node's vote; empty: one can. A model of the ``family`` "module" may have any finite loss."""
+    """Why the node's vote makes a step impossible; empty: it does not. A model of the ``family`` "module" may have any finite
+    loss."""
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum, *vote.losses):
         return "its loss or gradient norm is NaN or infinite"
     loss = vote.loss_sum / max(vote.samples, 1)
@@ -104,27 +105,27 @@ def _diverges(vote: wire.StepReady, family: str) -> str:
 
 
 def _failure(state: State, problem: wire.StepProblem, node: str, sentence: str) -> Setback:
-    """The node says that it fails by itself."""
+    """The setback if a node says that it fails by itself."""
     reason = f"{sentence}{_advice(state, problem)}"
     name = wire.StepProblem.Name(problem)
     return Setback(name, node, sentence, unwell=(Unwell(node, name, reason),))
 
 
 def _peer_lost(node: str, peer: str, sentence: str) -> Setback:
-    """The node says that it could not reach a peer."""
+    """The setback if a node says that it could not reach a peer."""
     reason = f"{node} lost {peer}: {sentence}"
     return Setback(PEER_LOST, node, reason, unwell=(Unwell(node, PEER_LOST, reason, peer),))
 
 
 def _got_nan(node: str, peer: str, sentence: str) -> Setback:
-    """The node says that a peer has sent it NaN."""
+    """The setback if a node says that a peer has sent it NaN."""
     reason = f"{node} got a tensor from {peer} that is NaN or infinite: {sentence}"
     name = wire.StepProblem.Name(wire.NON_FINITE)
     return Setback(name, node, reason, (Doubt(Charge.HOP, (node, peer), reason, (node,)),))
 
 
 def _advice(state: State, problem: wire.StepProblem) -> str:
-    """How whoever runs the run can keep steps from failing in this way; empty: it is not the run's fault."""
+    """How the operator can keep steps from failing in this way; empty: the run is not at fault."""
     if problem == wire.OUT_OF_MEMORY:
         return ". Lower train.micro_batch, or add nodes"
     if problem == wire.NON_FINITE:
@@ -134,8 +135,8 @@ def _advice(state: State, problem: wire.StepProblem) -> str:
 
 
 def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
-    """The samples that the node counts in the step in hand: those of its micro-batches, on the last stage of its island; none in
-    an exchange."""
+    """The samples that the node counts in the current step: the samples of its micro-batches, if it is on the last stage of its
+    island. None count in an exchange."""
     state = transition.state
     if state.rounds.exchanges(state.ledger.training.step + 1):
         return 0
@@ -145,7 +146,7 @@ def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
 
 
 def _in_hand(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> Stepping | None:
-    """The step of which the node says this; None: it is not in progress, or the node has no part in it."""
+    """The current step, if the node's report is about it; None: that step is not in progress, or the node has no part in it."""
     phase, training = transition.state.phase, transition.state.ledger.training
     about = (said.generation, said.step)
     takes_part = training.plan is not None and training.plan.stage_of(node) is not None

@@ -1,1 +1,1 @@
-"""Whom to believe: verdicts as values with a reason. Pure; core/members/quarantine.py carries them out."""
+"""Which nodes to believe: verdicts as values with a reason. Pure; core/members/quarantine.py carries them out."""

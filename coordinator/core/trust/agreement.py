@@ -23,23 +23,23 @@ NORM_TOLERANCE = 1e-4
 """Replicas of a stage hold the same reduced gradient, but devices of different kinds may sum its squares in another order."""
 
 LOSS_TOLERANCE = 1e-4
-"""The losses of a node's micro-batches add up to the one that it votes, but for rounding."""
+"""The losses of a node's micro-batches must add up to the loss that it votes. This much may be rounding."""
 
 MOST_OPPONENTS = 8
-"""The number of nodes that are named against one whose view differs from theirs."""
+"""The number of nodes that are named against a node whose view differs from theirs."""
 
 View = TypeVar("View")
 
 
 def contradiction(state: State, phase: Stepping) -> Setback | None:
-    """What is wrong with the votes of a step for which all have voted; None: nothing."""
+    """The contradiction in the votes of a step that all nodes have voted for; None: there is no contradiction."""
     ledger, plan = state.ledger, state.ledger.training.in_force
     digests = {node: vote.state_digest for node, vote in phase.votes.items()}
     if found := stage_differs(ledger, digests) or islands_differ(ledger, phase.votes):
         return found
     exchanges = state.rounds.exchanges(phase.step)
     if phase.passed and (found := _of_hops(plan, phase, exchanges)) is not None:
-        return found  # it says whose fault it is that norms differ
+        return found  # it says which node is at fault that norms differ
     for index, stage in enumerate(plan.stages):
         norms = {node: phase.votes[node].squared_gradient_norm for node in stage.replicas}
         if pairs := dissent(ledger, norms, _same_norm):
@@ -49,8 +49,8 @@ def contradiction(state: State, phase: Stepping) -> Setback | None:
 
 
 def stage_differs(ledger: Ledger, digests: Mapping[str, bytes]) -> Setback | None:
-    """Replicas of a stage say that they hold different state after the last committed step; None: none do. ``digests``: by node
-    that has said what it holds."""
+    """The finding if replicas of a stage say that they hold different state after the last committed step; None: they agree.
+    ``digests``: by node that has said what it holds."""
     for index, stage in enumerate(ledger.training.in_force.stages):
         said = {node: digests[node].hex() for node in stage.replicas if node in digests}
         if (found := state_differs(ledger, said, index, f"stage {index}")) is not None:
@@ -59,8 +59,9 @@ def stage_differs(ledger: Ledger, digests: Mapping[str, bytes]) -> Setback | Non
 
 
 def islands_differ(ledger: Ledger, said: Mapping[str, StepReady | Applied]) -> Setback | None:
-    """Nodes that train a layer, on whatever island, say different digests of what islands share after an exchange; None: none
-    do. Who has ``said`` nothing of it differs from those who have. Parameters that are tied between layers are not compared."""
+    """The finding if nodes that train a layer, in any island, say different digests of the state that islands share after an
+    exchange; None: they agree. A node in ``said`` without such a digest differs from nodes with a digest. Parameters that are
+    tied between layers are not compared."""
     shared = {(node, each.bucket): each.shared.hex() for node, message in said.items() for each in message.states}
     for layer in range(len(ledger.holders) if shared else 0):
         stages = [stage for stage in ledger.training.in_force.stages if layer in range(*stage.layers)]
@@ -73,8 +74,8 @@ def islands_differ(ledger: Ledger, said: Mapping[str, StepReady | Applied]) -> S
 def state_differs(
     ledger: Ledger, digests: Mapping[str, str], stage: int, of: str, *, went_on: bool = True
 ) -> Setback | None:
-    """Nodes hold different state after the last committed step; None: they do not. If training ``went_on`` with it, nobody knows
-    since when."""
+    """The finding if nodes hold different state after the last committed step; None: they hold the same. If training ``went_on``
+    with the difference, nobody knows since when there is one."""
     step, pairs = ledger.training.step, dissent(ledger, digests)
     if not pairs:
         return None
@@ -86,9 +87,11 @@ def state_differs(
 
 
 def dissent(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, View], bool] = operator.eq) -> list[Pair]:
-    """The pairs that contradict each other, where all ``views`` should be the same: each node whose view is not that of most
-    parties, with some of these. Empty: they are the same, or there is one with which all agree, though not all agree with each
-    other (``agree`` may allow for rounding)."""
+    """The pairs of nodes that contradict each other, where all ``views`` should be the same.
+
+    The view of most parties is compared with each other view; such a node contradicts some of that majority. Empty: all views are
+    the same, or all agree with one of them. ``agree`` may allow for rounding, so two of these may still not agree with each
+    other."""
     first = next(iter(views.values()), None)
     if first is None or all(agree(first, other) for other in views.values()):
         return []
@@ -111,8 +114,8 @@ def _of_hops(plan: Plan, phase: Stepping, exchanges: bool) -> Setback | None:
         reason = f"in step {step}, {sender} and {receiver} do not say the same of {what} between them"
         disputed = sorted({pair_of(one, other) for one, other, _ in pairs})
         return Setback(SETTLED, sender, reason, contradicting(Charge.HOP, disputed, reason))
-    # Both ends of each hop say the same, so that who has sent several sums says so itself. Without this, those whom it gave
-    # another one would differ from the others in the next step.
+    # Both ends of each hop say the same, so a node that sent several sums says so itself. Without this check, the receivers of
+    # another sum would differ from the other replicas in the next step.
     for node in plan.nodes:
         if what := sent_several_sums(passed[node]):
             return _proven(node, f"in step {step} it did not send the same sum of {what} to all other replicas")

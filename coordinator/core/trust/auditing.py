@@ -1,4 +1,4 @@
-"""The audits of a step: who is asked, who answers, who is given up on."""
+"""The audits of a step: asks auditors, takes their answers, and gives up on late ones."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 SILENT = "SILENT"
-"""NodeOutOfUse.problem of a node that does not answer an audit in time."""
+"""NodeOutOfUse.problem when a node does not answer an audit in time."""
 
 ROUND_FACTOR = 3
-"""An auditor gets this many times as long for a round as it takes for so many micro-batches of its own."""
+"""For a round, an auditor gets this many times as long as it needs for the same number of micro-batches of its own."""
 
 MOST_TRIES = 20
-"""The number of steps in which a node's audit may fail. After that it is not tried again."""
+"""The number of steps whose audits of a node may fail. After that the audit is not tried again."""
 
 NEWCOMERS_WEIGHT = 5.0
-"""Among strangers, this many times more work is audited of a node that is not proven. It may lie from its first step on."""
+"""Among strangers, unproven nodes are audited this many times more. A stranger may lie from its first step on."""
 
 
 def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) -> Mapping[str, Passed]:
-    """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
-    Refused."""
+    """By node that has voted, including this one: the tensors that it says were passed on. Empty if the step cannot be audited.
+    Raises Refused."""
     plan, described = state.ledger.training.in_force, state.ledger.description
     if not state.run.trust.audits or phase.resumed:
         return {}
@@ -48,7 +48,7 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
-    """What is repeated of a step for which all have voted: nobody is asked yet, see `conclude`."""
+    """Draws the audits of a step that all nodes have voted for. Nobody is asked yet, see `conclude`."""
     state, plan = transition.state, transition.state.ledger.training.in_force
     if not phase.passed:
         return ()
@@ -75,13 +75,13 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
 
 
 def _can_be_done_again(state: State, plan: Plan, node: str) -> bool:
-    """Whether others know with what the node began the round, and all that its island has done since; or have the same state."""
+    """Whether others can repeat the node's round: its island has other nodes, or others know the state that it began with."""
     is_alone = [node] in [[*island.nodes] for island in plan.islands]
     return not is_alone or (state.rounds.restarts and node in state.ledger.training.debts.alone.values())
 
 
 def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
-    """An auditor's answer. One that is not awaited is ignored."""
+    """Takes an auditor's answer. Ignores an answer that is not awaited."""
     phase = transition.state.phase
     audits = phase.audits if isinstance(phase, Stepping) else ()
     asked = [audit for audit in audits if node in audit.awaited and audit.awaited[node].number == answer.number]
@@ -94,8 +94,8 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
 
 
 def conclude(transition: Transition) -> None:
-    """The rule: once all have voted, asks auditors, gives up on those that are overdue, and judges the audits that are answered.
-    The phase has those that still wait."""
+    """The rule: when all nodes have voted, asks auditors, gives up on late ones, and judges the audits that are answered. Audits
+    that still wait stay in the phase."""
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:
         return
@@ -114,9 +114,11 @@ def conclude(transition: Transition) -> None:
 
 
 def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Doubt, ...]:
-    """The step ends while audits are open: work that was being audited is audited when its node next takes part. ``ender``: who
-    has left, or says that it cannot do the step. If an auditor has found its work wrong by then, it may have ended the step for
-    that; if none has, people come and go. In any case a stranger begins again as a newcomer, so that it pays nobody to evade."""
+    """The doubts if the step ends while audits are open. The audited nodes are audited when they next take part.
+
+    ``ender``: the node that has left, or says that it cannot do the step. If an auditor has found its work wrong by then, it
+    may have ended the step for that reason, and is in doubt. If no auditor has, it is not: nodes come and go. In both cases a
+    stranger begins again as a newcomer, so that evading an audit pays for no party."""
     party, doubts = transition.state.ledger.party, list[Doubt]()
     audited = {party(audit.order.node) for audit in phase.audits}
     known = transition.state.ledger.trust.audits.get(party(ender), Audits())
@@ -134,8 +136,8 @@ def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Do
 
 
 def audit_next(transition: Transition, nodes: Collection[str]) -> None:
-    """The work of these nodes is audited in any case when they next take part in a step: an audit of it failed, or a norm that
-    one party alone says was bounded."""
+    """These nodes are audited in any case when they next take part in a step. An audit of them failed, or a norm that one party
+    alone says was bounded."""
     memory = transition.state.auditing
     due = {**memory.due, **dict.fromkeys(nodes, 0)}
     transition.state = replace(transition.state, auditing=replace(memory, due=due))
@@ -159,10 +161,10 @@ def _check(answer: wire.Audited, needed: Collection[str]) -> None:
 
 
 def _ask(transition: Transition, phase: Stepping) -> None:
-    """Sends the requests that are due. A node does one after the other."""
+    """Sends the requests that are due. A node works on one request at a time."""
     state = transition.state
     busy = {node for audit in phase.audits for node in audit.awaited}
-    took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
+    took = phase.voted - phase.since  # not the previous step's time: that may include waiting for audits
     usual = step_patience(state.lease, took, usual=True)
     audits, number = list(phase.audits), state.auditing.number
     for place, audit in enumerate(audits):
@@ -186,7 +188,7 @@ def _ask(transition: Transition, phase: Stepping) -> None:
 
 
 def _seconds_for_round(state: State, order: wire.Audit, by: str) -> float:
-    """What an auditor gets for the steps that it is to do again, by what it does of each step itself."""
+    """The seconds that an auditor gets to repeat the steps of a round, from its own share of each step."""
     share_of = micro_batches_of(state.ledger.training.in_force)
     times = len(share_of[order.node]) / max(1, len(share_of[by]))
     return ROUND_FACTOR * times * len(order.trained) * (state.ledger.training.step_seconds or 0.0)
@@ -206,7 +208,7 @@ def _give_up_overdue(transition: Transition, phase: Stepping) -> Stepping:
 
 
 def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Audit | None) -> Stepping:
-    """Replaces the audit, or drops it (None). Returns the phase as it is now."""
+    """Replaces the audit, or drops it (None). Returns the new phase."""
     audits = tuple(after if each is before else each for each in phase.audits)
     phase = replace(phase, audits=tuple(each for each in audits if each is not None))
     transition.set_phase(phase)
@@ -214,7 +216,7 @@ def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Au
 
 
 def tell_standings(transition: Transition) -> None:
-    """At the end of a tick: of whom audits have changed the standing. Quarantines and trials have events of their own."""
+    """At the end of a tick: logs each standing that audits have changed. Quarantines and trials have events of their own."""
     before, ledger = transition.before.ledger, transition.state.ledger
     if ledger.trust.audits is before.trust.audits:
         return

@@ -1,8 +1,8 @@
-"""What a member says of its device and its links, and what of that counts before it is shown.
+"""The speeds that members claim for devices and links, and how much of a claim counts before the member has shown it.
 
-In an open run anybody may claim to be the fastest, to be given most of the model. So claims count only as far as proven members,
-most others, or steps (plan/showing.py) make them plausible; and once some are proven, others are given less than they could do,
-more with each audit that finds their work right.
+In an open run a stranger may claim to be the fastest in order to get most of the model. So claims count only as far as proven
+members, most other members, or steps (plan/showing.py) make them plausible. When some members are proven, others are planned with
+less than they could do, and with more after each audit that finds their work right.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned, standing_of
 
 MOST_TIMES_SHOWN = 2.0
-"""A claim counts for at most so many times what the node, or a proven one, has shown."""
+"""A claim counts for at most this many times the speed that the node, or a proven node, has shown."""
 OUTLIER = 10.0
-"""Where nobody is proven, a device that claims more than so many times the median counts as the median."""
+"""If nobody is proven, a device that claims more than this many times the median counts as the median."""
 
 
 def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
-    """Of each node, whether it is."""
+    """Whether each node is proven."""
     return np.array([standing_of(ledger, node) >= Standing.PROVEN for node in nodes], dtype=np.bool_)
 
 
 def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
-    """Of each node, whether it may answer for a stage, as each stage of a plan has one that does, if these could train alone:
-    whether it is proven, in dispute with nobody of its standing, and no gradient norm that its party alone says was bounded.
+    """Whether each node may be the one that answers for a stage. Each stage of a plan has such a node, if they could train alone.
 
-    While such nodes are fewer than stages, and some are in dispute or were bounded, whether it is none of these. So no stage is
-    left to two who agreed against a third: whoever sees them next is a voice of its own.
+    Such a node is proven, in dispute with no node of at least its standing, and no norm that its party alone says was bounded. If
+    fewer nodes than stages meet this, and some are in dispute or were bounded, every node without dispute or bound may answer. So
+    no stage is left to two parties that agreed against a third: the party that meets them next is another voice.
     """
     plan, proven = ledger.training.plan, are_proven(ledger, nodes)
     at_odds = disputed(ledger) | ledger.trust.bounded.keys()
@@ -45,8 +45,9 @@ def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
-    """What planning depends on, by node: how many audits have found its work right, PROVEN_AFTER only if it is proven; -1 if it
-    is suspected, -2 if a norm that its party alone says was bounded. Where members know each other, only of such nodes."""
+    """What a plan depends on besides speeds, as pairs of node and number. The number of audits that found the node's work right,
+    PROVEN_AFTER only if it is proven; -1 if it is suspected; -2 if a norm was bounded that its party alone says. If members know
+    each other, only the negative ones are given."""
     strangers, of = ledger.is_open, ledger.trust.audits
     made = []
     for node in nodes:
@@ -62,8 +63,8 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
 
 
 def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, the FLOP/s with which it is planned: of those that are believed, in an open run half at first for who is not
-    proven, once anybody is, and more with each audit. Not less: an idle node could show nothing."""
+    """By node, the FLOP/s that it is planned with. In an open run with proven nodes, others count with half of the believed
+    speed at first, and with more after each audit. Not with less, since an idle node could show nothing."""
     believed = believed_flops(ledger, nodes)
     if not ledger.is_open:
         return believed
@@ -79,12 +80,12 @@ def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
 
 
 def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, what of its `planned_flops`, which rest on its word, is believed: all, where members know each other.
+    """By node, how much of its `planned_flops` is believed. These rest on its word. If members know each other, all of it is.
 
-    Else at most MOST_TIMES_SHOWN times the fastest proven one of its kind of device that is another party's. Where there is none,
-    all that is not more than OUTLIER times the median of its kind, or of all if it is the only one; what is more counts as that
-    median. In any case MOST_TIMES_SHOWN times what the node has shown itself (Member.shown). Audits show that work is right, and
-    not how fast it is done: so this holds for proven ones as well.
+    In an open run, at most MOST_TIMES_SHOWN times the speed of the fastest proven device of the same kind, of another party. If
+    there is none, a speed of at most OUTLIER times the median is believed, and a higher one counts as the median. The median is
+    taken of its kind of device, or of all if no other is of its kind. In any case MOST_TIMES_SHOWN times the node's own shown
+    speed (Member.shown) is believed. Audits show that work is right, not how fast it is: so proven nodes are treated alike.
     """
     members = [ledger.members[node] for node in nodes]
     claimed = planned_flops(ledger, nodes)
@@ -112,7 +113,7 @@ def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
 
 
 def counted_bandwidth(ledger: Ledger, nodes: Sequence[str], bandwidth: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The bytes per second with which links are planned, float64 [nodes, nodes] as ``bandwidth``, which may be NaN.
+    """The bytes per second that links are planned with, as float64 [nodes, nodes] like ``bandwidth``, which may be NaN.
 
     In an open run links of members that are not proven count for at most MOST_TIMES_SHOWN times the fastest one between proven
     members, where these have measured any.

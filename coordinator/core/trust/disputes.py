@@ -1,7 +1,7 @@
-"""Who stands against whom: pairs of members one of which is at fault, as one of them says.
+"""Disputes: pairs of members. One of the two is at fault, and at least one of them says so.
 
-Two are in dispute once they have contradicted each other, or once one has accused the other in ATTEMPTS attempts, for as long as
-these suspicions last (log/charges.py). Plans keep them apart that long, whatever their links do.
+Two members are in dispute when they have contradicted each other, or when one has accused the other in ATTEMPTS attempts. The
+dispute lasts as long as these suspicions (log/charges.py). While it lasts, plans keep the two apart, even if their link works.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dtfm.coordinator.log.trust import Suspicion
 
 
 def kept_apart(ledger: Ledger) -> frozenset[Pair]:
-    """The pairs that plans do without: those with a broken link, and those in dispute."""
+    """The pairs that plans keep apart: pairs with a broken link, and pairs in dispute."""
     return ledger.reach.broken | disputes(ledger)
 
 
 def disputes(ledger: Ledger, but: tuple[int, int] | None = None) -> frozenset[Pair]:
-    """The pairs in dispute. ``but``: what was said in this attempt is left out."""
+    """The pairs in dispute. ``but``: leaves out the suspicions of this attempt."""
     return frozenset(standing_against([each for each in between_two(ledger) if each.attempt != but]))
 
 
 def disputed(ledger: Ledger) -> frozenset[str]:
-    """The parties that are in dispute with one of at least their standing."""
+    """The parties in dispute with a party of at least their standing."""
     found = set[str]()
     for pair in disputes(ledger):
         for one, other in (pair, pair[::-1]):
@@ -37,7 +37,7 @@ def disputed(ledger: Ledger) -> frozenset[str]:
 
 
 def between_two(ledger: Ledger) -> list[Suspicion]:
-    """The suspicions of two members of different parties one of which says so."""
+    """The suspicions of two members of different parties where one of the two is the accuser."""
     return [
         each
         for each in ledger.trust.suspicions
@@ -49,7 +49,7 @@ def between_two(ledger: Ledger) -> list[Suspicion]:
 
 
 def standing_against(said: Sequence[Suspicion]) -> set[Pair]:
-    """Of the pairs of these suspicions, those that contradict each other, or have accused each other in ATTEMPTS attempts."""
+    """The pairs that contradict each other, or have accused each other in ATTEMPTS attempts, according to these suspicions."""
     times = attempts_of(said)
     return {
         pair_of(*each.nodes)
@@ -59,12 +59,12 @@ def standing_against(said: Sequence[Suspicion]) -> set[Pair]:
 
 
 def attempts_of(said: Iterable[Suspicion]) -> Counter[Pair]:
-    """By pair, the number of attempts in which one of the two was suspected."""
+    """By pair, the number of attempts that made one of the two suspected."""
     return Counter(pair for pair, _ in {(pair_of(*each.nodes), each.attempt) for each in said})
 
 
 def against(ledger: Ledger) -> dict[str, dict[str, str]]:
-    """By party, those that it stands against: by party, a name."""
+    """By party, the parties that it stands against, each with the name of a node."""
     found: dict[str, dict[str, str]] = {}
     for pair in sorted(standing_against(between_two(ledger))):
         for one, other in (pair, pair[::-1]):

@@ -1,9 +1,9 @@
-"""Which work of a step is done again, by whom, and what an auditor is asked: the digests of what went in and came out.
+"""Draws the work of a step that is repeated, and its auditors. Tells an auditor the digests of the inputs and outputs.
 
-The draw is a pure function of chance, which the shell keys with a secret of its process, so that nobody can foresee it. Half of
-the work that is done again is whole shares: all of a node's micro-batches, and what it added to one bucket. The other half is a
-few micro-batches of each node. What is done again of some nodes beyond the rate is whole shares. All this comes to all nodes at
-once, and auditors work side by side: so most steps take no longer, and the others hardly more than what one node does again.
+The draw is a pure function of chance. The shell keys it with a secret of its process, so that nobody can foresee the draw. Half
+of the repeated work is whole shares: all of a node's micro-batches, and its addend to one bucket. The other half is a few
+micro-batches of each node. Work above the rate is drawn as whole shares. All nodes are audited in the same steps, and auditors
+work side by side. So most steps take no longer, and the others take hardly longer than one node's repeated work.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 LEAST_SHARE = 1 / 15
-"""The least share of a node's micro-batches in an audit: then a step in eight times the rate is audited. Where this is less
-than one micro-batch, one is drawn, more rarely."""
+"""The least share of a node's micro-batches in an audit. With it, the fraction of audited steps is eight times the rate. If it is
+less than one micro-batch, one is drawn, less often."""
 
 MOST_EACH = 2
-"""Audits that a node does for one step, unless one party has so many names in a stage that others could not be drawn for all."""
+"""A node's most audits in one step. There may be more if a party has so many names in a stage that few others can audit them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """``by`` does these micro-batches of ``node`` again. ``whole``: they are all of its share, so that what it added to a bucket
-    can be compared as well."""
+    """``by`` repeats these micro-batches of ``node``. ``whole``: they are the whole share of the node, so that its addend to a
+    bucket can be compared as well."""
 
     node: str
     by: str
@@ -46,7 +46,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """A node's whole share is done again with probability ``whole``, and this ``share`` of it with probability ``part``."""
+    """The probability that a node's ``whole`` share is repeated, and the probability that this ``share`` of it is (``part``)."""
 
     whole: float
     part: float
@@ -54,9 +54,9 @@ class Odds:
 
 
 def odds(rate: float, most: int, weight: float = 1.0) -> Odds:
-    """For the expected share ``rate`` (0 to 1) of the work, where nodes have at most ``most`` micro-batches; times ``weight``, at
-    most all. What is above the rate goes into whole shares: to be proven by a few micro-batches of each audit would say nothing
-    of what a node adds to the gradients."""
+    """The odds that make the expected share ``rate`` times ``weight`` (at most 1) of the work repeated. ``most``: the largest
+    number of micro-batches of a node. Work above the rate is drawn as whole shares: a few micro-batches of each audit would prove
+    nothing about a node's addends to gradients."""
     usual = rate * min(weight, 1.0)
     more = min(rate * weight, 1.0) - usual
     whole, rest = usual / 2 + more, usual / 2
@@ -65,7 +65,7 @@ def odds(rate: float, most: int, weight: float = 1.0) -> Odds:
 
 
 def chance(secret: bytes, generation: int, step: int) -> Random:
-    """``secret``: 32 bytes. Of the same arguments the same."""
+    """The random numbers of a step's draw: the same for the same arguments. ``secret``: 32 bytes."""
     said = generation.to_bytes(8, "big") + step.to_bytes(8, "big")
     return Random(blake3(said, key=secret).digest())
 
@@ -82,19 +82,20 @@ def draw(
     apart: Collection[tuple[str, str]] = (),
     believed: Collection[str] = (),
 ) -> tuple[Drawn, ...]:
-    """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
-    run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
-    `must_have` what they sent. An auditor is one that `can_do_again` what the node did, and of another party. In
-    a step that ``exchanges``, what is done again is always whole, and needs no neighbour. ``apart``: pairs of nodes,
-    each in order of name, that give each other nothing. Who reaches all of the node's neighbours audits it rather than
-    others, and of these those that are ``believed``."""
+    """Draws the work of a step under ``plan`` that is repeated. In the long run that is, for each node, the share ``rate`` times
+    its ``weight``, at most all.
+
+    An auditor is of another party, `can_do_again` the node's work, and is in ``kept``: the nodes that have kept the tensors they
+    sent. A micro-batch can be repeated only if its neighbours `must_have` the tensors they sent. In a step that ``exchanges``,
+    the whole share is repeated, and no neighbour is needed. ``apart``: pairs of nodes, each in order of name, that give each
+    other nothing. Prefers auditors that reach all of the node's neighbours, and among these ``believed`` nodes."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
     by_node = {
         node: Odds(min(rate * weight(node), 1), 0, 0) if exchanges else odds(rate, most, weight(node))
         for node in plan.nodes
     }
-    at = random.random()  # one for all, so that all are audited in the same steps
+    at = random.random()  # the same for all nodes, so that all are audited in the same steps
     if all(at >= odd.whole + odd.part for odd in by_node.values()):
         return ()
     neighbours, has = neighbours_of(plan), frozenset(kept)
@@ -112,13 +113,13 @@ def draw(
             count = load if at < odd.whole else math.floor(odd.share * load + random.random())
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < room]
-            if exchanges:  # the slow would keep all waiting
+            if exchanges:  # slow auditors would keep all nodes waiting
                 able = [by for by in able if 2 * len(share_of[by]) >= load] or able
             beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if apart else ()
             able = [by for by in able if not any((min(by, n), max(by, n)) in apart for n in beside)] or able
             count = min(count, len(mine))
             if at < odd.whole + odd.part and (count or exchanges) and able:
-                # The next in the ring, of those who have least to do.
+                # The next node in the ring with the least to do.
                 by = min(able, key=lambda each: (each not in believed, busy[each]))
                 busy[by] += 1
                 drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
@@ -126,31 +127,31 @@ def draw(
 
 
 def groups_of(plan: Plan, exchanges: bool) -> list[Sequence[str]]:
-    """Nodes that can do each other's work again: the replicas of a stage; in a step that ``exchanges`` also all that are alone in
-    their islands."""
+    """Groups of nodes that can repeat each other's work: the replicas of a stage. In a step that ``exchanges``, nodes that are
+    alone in their islands form one group, too."""
     alone = [island.nodes[0] for island in plan.islands if exchanges and len(island.nodes) == 1]
     return [alone, *(stage.replicas for stage in plan.stages if stage.replicas[0] not in alone)]
 
 
 def can_do_again(plan: Plan, node: str, exchanges: bool) -> Sequence[str]:
-    """The nodes that can do again what this one did, which is among them."""
+    """The nodes that can repeat this node's work. The node itself is among them."""
     return next(group for group in groups_of(plan, exchanges) if node in group)
 
 
 def must_have(neighbours: Collection[str], node: str, party: Callable[[str], str], kept: Collection[str]) -> bool:
-    """Whether these neighbours of the node have what they sent, as they say; another name of its own party must, whatever it
-    says: else nobody could do again what such a party does."""
+    """Whether these neighbours of the node say that they have the tensors they sent. Names of the node's own party count as if
+    they did: otherwise such a party could keep its work from being repeated."""
     return all(each in kept or party(each) == party(node) for each in neighbours)
 
 
 def _room(replicas: Collection[str], party: Callable[[str], str]) -> int:
-    """Audits that each of the replicas of a stage does for one step: enough for all names of each party, by those of others."""
+    """A replica's most audits in one step: enough that other parties can audit all names of each party in the stage."""
     others = [len(replicas) - names for names in Counter(map(party, replicas)).values()]
     return max([MOST_EACH, *(math.ceil(len(replicas) / able) for able in others if able)])
 
 
 def neighbours_of(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
-    """By node and micro-batch of its share: from whom it comes and to whom it goes."""
+    """By node and micro-batch of its share: the nodes before and after it in the micro-batch's chain."""
     return {
         (node, number): frozenset((*chain[max(place - 1, 0) : place], *chain[place + 1 : place + 2]))
         for number, chain in enumerate(chains(plan))
@@ -159,7 +160,7 @@ def neighbours_of(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
 
 
 def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Random) -> wire.Audit:
-    """With the digests that votes have. ``random`` chooses the bucket of a whole share, and the sum."""
+    """The order for an auditor, with the digests from votes. ``random`` chooses the bucket of a whole share, and the sum."""
     node, index = drawn.node, plan.stage_of(drawn.node)
     assert index is not None
     sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]
@@ -168,7 +169,7 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
     losses = dict(zip(micro_batches_of(plan)[node], vote.losses, strict=True)) if last and not exchanges else {}
     order = wire.Audit(generation=plan.generation, step=phase.step, node=node)
     if exchanges and node in debts.alone.values():
-        of_round = state.ledger.optimizer  # in all of its steps
+        of_round = state.ledger.optimizer  # the same in all steps of the round
         for rate, ranges in zip(debts.rates, debts.of_round[plan.stages[index].island], strict=True):
             order.trained.add(
                 learning_rate=rate,
@@ -191,7 +192,7 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
         )
     if drawn.whole:
         party = state.ledger.party
-        # In an exchange all keep what they send, whatever they say.
+        # In an exchange all nodes keep the tensors they send, whatever they say.
         kept = {each for each, its in phase.votes.items() if its.kept or exchanges or party(each) == party(node)}
         summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
         _order_addends(order, phase.passed[node], summed, random)
@@ -204,7 +205,8 @@ def _order_addends(
     summed: Mapping[tuple[int, int], Mapping[str, bytes]],
     random: Random,
 ) -> None:
-    """Of one bucket, what it sent to be added up, or in an exchange of all; and one of the pieces that it added up itself."""
+    """Adds to the order the node's addends to one bucket (in an exchange, to all), and one of the pieces that it summed
+    itself."""
     pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
     if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
         return
@@ -219,7 +221,7 @@ def _order_addends(
 
 
 def needed(order: wire.Audit) -> frozenset[str]:
-    """Whose tensors the auditor may ask for."""
+    """The nodes that may be asked by the auditor for tensors."""
     around = {each.previous for each in order.micro_batches}
     around |= {each.next for each in order.micro_batches}
     addends = {addend.node for summed in order.sums for addend in summed.addends}

@@ -1,4 +1,4 @@
-"""What an audit comes to, once all who were asked have answered."""
+"""Decides the result of an audit when every auditor has answered."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from dtfm.coordinator.log.trust import Audits
 from dtfm.protos import control_pb2 as wire
 
 MOST_REFEREES = 4
-"""Further parties that are asked when one has got another result, or was given nothing to compare with, or says that a neighbour
-withheld what it needs."""
+"""The most further parties that are asked. They are asked if an auditor got another result, was given nothing to compare with, or
+says that a neighbour withheld a tensor that the audit needs."""
 
 REFEREE_FRACTION = 0.5
-"""The part of the tolerance that a referee allows. Without it, somebody could lie by an amount that one honest device finds wrong
+"""The part of the tolerance that a referee allows. Without it, a node could lie by an amount that one honest device finds wrong
 and another finds right."""
 
 REFEREE_FRACTION_OF_ROUNDS = 0.75
-"""The same for a round, in which honest devices differ by more of the tolerance."""
+"""The same for a round, where the results of honest devices differ by more of the tolerance."""
 
 MOST_LOGGED = 1e9
 """Larger errors are logged as this."""
 
 
 class View(enum.Enum):
-    """What an auditor has come to. WITHHELD: the node, or another of its party, did not hand out what to compare."""
+    """An auditor's result. WITHHELD: the node, or another node of its party, did not hand out what to compare."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -47,7 +47,7 @@ class View(enum.Enum):
 
 
 def views_of(state: State, audit: Audit) -> Mapping[str, View]:
-    """By auditor. Once one has found the work wrong, the others allow REFEREE_FRACTION of the tolerance."""
+    """The result by auditor. If an auditor has found the work wrong, later ones allow REFEREE_FRACTION of the tolerance."""
     views: dict[str, View] = {}
     for by in audit.auditors:
         answer, is_referee = audit.answers.get(by), View.WRONG in views.values()
@@ -56,9 +56,10 @@ def views_of(state: State, audit: Audit) -> Mapping[str, View]:
 
 
 def referees(state: State, audit: Audit) -> list[str]:
-    """Who else is to be asked: other parties that hold the stage, those that are believed first. Several, once an auditor has got
-    another result or was given nothing to compare with; one, if the first auditor has got none. They are drawn, so that nobody
-    can choose a name that comes first."""
+    """The further nodes to ask: of other parties that can repeat the work, believed nodes first.
+
+    Asks several if an auditor got another result or was given nothing to compare with; one if the first auditor got no result.
+    They are drawn at random, so that nobody can choose a name that comes first."""
     plan, phase, party = state.ledger.training.in_force, state.phase, state.ledger.party
     assert isinstance(phase, Stepping)
     views = views_of(state, audit).values()
@@ -82,8 +83,8 @@ def referees(state: State, audit: Audit) -> list[str]:
 
 
 def judged(transition: Transition, audit: Audit) -> Setback | None:
-    """All have answered. None: nobody says that the work is wrong. If somebody does, the step does not count, whoever is right:
-    those who found it wrong, and the others, contradict each other."""
+    """The finding when all auditors have answered; None: no auditor says that the work is wrong. If an auditor does, the step
+    does not count, whoever is right: the auditors that found the work wrong contradict the node, and the other auditors."""
     state, node = transition.state, audit.order.node
     views = views_of(state, audit)
     by_view = {view: [by for by, its in views.items() if its is view] for view in View}
@@ -97,7 +98,7 @@ def judged(transition: Transition, audit: Audit) -> Setback | None:
     if doubts := _neighbours_in_doubt(state, audit, right + wrong + withheld):
         transition.find(doubts)
     if right and not wrong and not withheld:
-        # Else they have compared what both have, which proves nothing.
+        # Without repeated work the auditors have only compared digests that both have, which proves nothing.
         if audit.order.micro_batches or audit.order.trained:
             _log_audit(transition, audit, right[0], clean=True)
             _due_no_more(transition, node)
@@ -119,7 +120,8 @@ def judged(transition: Transition, audit: Audit) -> Setback | None:
 
 
 def _due_no_more(transition: Transition, node: str) -> None:
-    """Somebody has found the node's work right. Nor is an audit due of names of its party that are out of the plan."""
+    """An auditor has found the node's work right: it is no longer due for an audit. Names of its party outside the plan are not
+    due either."""
     memory, ledger = transition.state.auditing, transition.state.ledger
     plan, party = ledger.training.in_force, ledger.party
     if not memory.due:
@@ -133,16 +135,16 @@ def _due_no_more(transition: Transition, node: str) -> None:
 
 
 def clean_until(state: State, node: str) -> int:
-    """The last step of which the node's work was found right, or before which it did none. If what it adds to gradients was ever
-    compared, that counts: an audit of a few micro-batches alone would not have seen a lie about it."""
+    """The last step for which the node's work was found right, or before which it did no work. If its addends to gradients were
+    ever compared, the last comparison of addends counts: an audit of only a few micro-batches would not see a lie about them."""
     who, trust = state.ledger.party(node), state.ledger.trust
     audits = trust.audits.get(who, Audits())
     return max(audits.last_added.get(node, audits.last_of.get(node, 0)), trust.began.get(who, 0))
 
 
 def _view_of(state: State, audit: Audit, answer: wire.Audited, *, is_referee: bool) -> View:
-    """In bf16 addends may be left out: those of a bucket of norms alone depend on the number of threads
-    (node/training/audit.py)."""
+    """The auditor's result. In bf16 an answer without addends still counts: addends of a bucket of only norms depend on the
+    number of threads (node/training/audit.py)."""
     most = limits(state, audit.order)
     of_referees = REFEREE_FRACTION_OF_ROUNDS if audit.order.trained else REFEREE_FRACTION
     fraction = of_referees if is_referee else 1.0
@@ -157,8 +159,8 @@ def _view_of(state: State, audit: Audit, answer: wire.Audited, *, is_referee: bo
 
 
 def _withheld_by_neighbours(state: State, audit: Audit) -> Mapping[str, list[str]]:
-    """By node of another party than the audited one that did not hand out what the audit needs, the auditors that say so. Who
-    cannot be reached is excused."""
+    """By node that withheld a tensor which the audit needs, the auditors that say so. Leaves out the audited party, and nodes
+    that could not be reached."""
     party, of = state.ledger.party, audit.order.node
     found: dict[str, list[str]] = {}
     for by, answer in audit.answers.items():
@@ -170,8 +172,8 @@ def _withheld_by_neighbours(state: State, audit: Audit) -> Mapping[str, list[str
 
 
 def _neighbours_in_doubt(state: State, audit: Audit, came: list[str]) -> tuple[Doubt, ...]:
-    """About those who did not hand out what the audit needs, unless another party has got it from them. ``came``: the auditors
-    that have got a result."""
+    """The doubts about nodes that did not hand out a tensor for the audit, unless another party has got the tensor from them.
+    ``came``: the auditors that have got a result."""
     party = state.ledger.party
     return tuple(
         Doubt(Charge.WITHHELD, (node, by), f"it withheld what an audit of {audit.order.node} needed", (by,))
@@ -201,7 +203,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
 
 
 def _others(state: State, node: str) -> int:
-    """The number of other parties that hold the node's stage, and kept what they sent."""
+    """The number of other parties that can repeat the node's work, and kept the tensors they sent."""
     plan, phase, party = state.ledger.training.in_force, state.phase, state.ledger.party
     assert isinstance(phase, Stepping)
     able = can_do_again(plan, node, state.rounds.exchanges(phase.step))

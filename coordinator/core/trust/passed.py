@@ -1,8 +1,8 @@
-"""What votes say was passed from node to node, by digest: read, bounded, and compared at both ends of each hop.
+"""The tensors that votes name, by digest, as passed from node to node: read, bounded, and compared at both ends of each hop.
 
-Who sends what between stages follows from the plan. How a bucket is cut into pieces does not. But of a piece that a replica names
-at all it has to name all that goes to its owner and comes from there: so if the two ends of each hop say the same, all replicas
-name the same pieces.
+The plan decides which tensors go between stages. It does not decide how a bucket is cut into pieces. But a replica that names a
+piece must name all tensors of the piece that go to its owner or come from there. So if both ends of each hop say the same, all
+replicas name the same pieces.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dtfm.scheduler.model.plan import Plan
 DIGEST_BYTES = 16
 
 MOST_PASSED = 100_000
-"""Tensors that a node may name in a vote, each way."""
+"""The number of tensors that a node may name in a vote, each way."""
 
 Members = Mapping[int, tuple[str, ...]]
-"""By layer, who reduce its bucket."""
+"""By layer, the nodes that reduce its bucket."""
 
 PIECE_BYTES = 1 << 21
-"""The least size of a piece, in bytes of parameters, but for the last one of a shard: it has as many elements
-(node/model/placement.py), of at least one byte."""
+"""The least size of a piece, in bytes of parameters. All pieces of a bucket except the last one of a shard are at least this
+large. A piece has this many elements (node/model/placement.py), of at least one byte."""
 
 
 def read_passed(
     vote: wire.StepReady, plan: Plan, node: str, described: Described, *, exchanges: bool = False
 ) -> Passed:
-    """What the node votes to have sent and got under this plan, in a step that ``exchanges`` or trains. Raises Refused for
-    tensors that the plan does not have, or that are named twice."""
+    """The tensors that the node votes to have sent and got under this plan. ``exchanges``: the step exchanges and does not train.
+    Raises Refused for tensors that the plan does not have, or that are named twice."""
     (sent, received), members = _due(plan, node, exchanges)
     return Passed(
         _read("sent", vote.sent, sent, plan, node, members, described),
@@ -46,8 +46,8 @@ def read_passed(
 
 
 def lacks(plan: Plan, node: str, passed: Passed, *, exchanges: bool = False) -> str:
-    """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
-    bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
+    """A part of a sentence: a tensor that the node had to send or get, and does not name; empty: it names all. Of the pieces of a
+    layer's bucket, only pieces that it names are checked. The plan does not say which nodes have a tied parameter."""
     between, members = _due(plan, node, exchanges)
     pieces = _with_named_pieces(members, range(*plan.stages[plan.stage_of(node) or 0].layers), node, passed)
     for verb, its, more, named in zip(("sent", "got"), between, pieces, (passed.sent, passed.received), strict=True):
@@ -59,8 +59,8 @@ def lacks(plan: Plan, node: str, passed: Passed, *, exchanges: bool = False) -> 
 
 
 def _with_named_pieces(members_of: Members, layers: range, node: str, passed: Passed) -> tuple[set[Hop], set[Hop]]:
-    """What the node has to have (sent, got) of each piece of its layers' buckets that it names: if it is the owner, an addend
-    from each other member, to whom it sends the sum; else an addend to the owner, and its sum."""
+    """The tensors that the node must have sent, and got, for each named piece of its layers' buckets. The piece's owner gets an
+    addend from each other member, and sends them the sum. Another member sends the owner an addend, and gets the sum."""
     named = {
         (bucket, part)
         for _, _, kind, bucket, part in (*passed.sent, *passed.received)
@@ -82,8 +82,8 @@ def _with_named_pieces(members_of: Members, layers: range, node: str, passed: Pa
 
 
 def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:
-    """The pairs of nodes that do not say the same of what one of them sent to the other: sender, receiver and an example. All
-    nodes of the plan have voted."""
+    """The pairs of nodes that say different digests of tensors between them: sender, receiver and an example. All nodes of the
+    plan have voted."""
     sent = {hop: digest for told in passed.values() for hop, digest in told.sent.items()}
     received = {hop: digest for told in passed.values() for hop, digest in told.received.items()}
     found: dict[tuple[str, str], str] = {}
@@ -94,8 +94,8 @@ def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:
 
 
 def sent_several_sums(passed: Passed) -> str:
-    """A piece of which the node has not sent the same sum to all: a sentence's part; empty: none. It encodes a sum once, so that
-    whoever gets it has the same digest."""
+    """A part of a sentence: a piece whose sum the node did not send equally to all; empty: it sent each sum equally. An honest
+    node encodes a sum once, so all receivers have the same digest."""
     sums: dict[tuple[int, int], bytes] = {}
     for (_, _, kind, bucket, piece), digest in sorted(passed.sent.items()):
         if kind == Kind.GATHER and sums.setdefault((bucket, piece), digest) != digest:
@@ -104,8 +104,8 @@ def sent_several_sums(passed: Passed) -> str:
 
 
 def added_up(passed: Passed, kept: Collection[str]) -> dict[tuple[int, int], dict[str, bytes]]:
-    """By bucket and piece, what a node was sent to add up, by who sent it: of the pieces of which all are among those that have
-    ``kept`` it."""
+    """By bucket and piece that the node summed, the digest of each sender's addend. Leaves out pieces of which a sender has not
+    ``kept`` its addend."""
     found: dict[tuple[int, int], dict[str, bytes]] = {}
     for (sender, _, kind, bucket, piece), digest in passed.received.items():
         if kind == Kind.REDUCE:
@@ -122,7 +122,7 @@ def _read(
     members: Members,
     described: Described,
 ) -> Mapping[Hop, bytes]:
-    """``between``: what goes between stages."""
+    """The tensors in one field of a vote. ``between``: the tensors that the plan sends between stages."""
     number = sum(len(each.indices) for each in told)
     few = number <= MOST_PASSED and len(told) <= 5 * len(plan.nodes)
     require(few, field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
@@ -143,8 +143,8 @@ def _read(
 
 
 def _is_piece(hop: Hop, members: Members, described: Described) -> bool:
-    """Whether it may be a piece of a bucket: member i % members sums piece i. A bucket without a layer of its number belongs to a
-    parameter that is tied between layers."""
+    """Whether the hop may be a piece of a bucket: member i % members sums piece i. A bucket whose number is no layer's belongs
+    to a parameter that is tied between layers."""
     sender, receiver, kind, index, part = hop
     layers = described.workload.layers
     if kind not in (Kind.REDUCE, Kind.GATHER) or index >= described.buckets:
@@ -159,7 +159,7 @@ def _is_piece(hop: Hop, members: Members, described: Described) -> bool:
 
 
 def _due(plan: Plan, node: str, exchanges: bool) -> tuple[tuple[Set[Hop], Set[Hop]], Members]:
-    """What the plan has the node send and get between stages, and who reduces with it."""
+    """The tensors that the plan has the node send and get between stages, and the nodes that reduce with it."""
     if exchanges:
         return (frozenset(), frozenset()), _members(plan, None)
     return _between_stages(plan)[node], _members(plan, plan.island_of(node))
@@ -167,7 +167,7 @@ def _due(plan: Plan, node: str, exchanges: bool) -> tuple[tuple[Set[Hop], Set[Ho
 
 @lru_cache(4 * REMEMBERED)
 def _members(plan: Plan, island: int | None) -> Members:
-    """In this island, or in all."""
+    """By layer, its replicas in this island; None: in all islands."""
     found: dict[int, tuple[str, ...]] = {}
     for stage in plan.stages:
         for layer in range(*stage.layers) if island in (None, stage.island) else ():
@@ -177,7 +177,7 @@ def _members(plan: Plan, island: int | None) -> Members:
 
 @lru_cache(REMEMBERED)
 def _between_stages(plan: Plan) -> Mapping[str, tuple[Set[Hop], Set[Hop]]]:
-    """By node, what the plan has it send between stages in a step, and what it has it get."""
+    """By node, the tensors that the plan has it send between stages in a step, and the tensors that it gets."""
     due: dict[str, tuple[set[Hop], set[Hop]]] = {node: (set(), set()) for node in plan.nodes}
     for number, chain in enumerate(chains(plan)):
         for before, after in pairwise(chain):

@@ -1,14 +1,16 @@
-"""What follows from all suspicions together: who is quarantined, and who are kept apart.
+"""The verdict from all suspicions together: the nodes to quarantine, and the pairs to keep apart.
 
-A suspicion names the nodes one of which has done wrong work (log/trust.py). Whoever is slow, silent or cannot be reached is not
-suspected of anything: that is health (core/health). Every room makes suspicions, and this rule alone reads them:
+A suspicion names several nodes; one of them has done wrong work (log/trust.py). A node that is slow, silent or unreachable is not
+suspected: that is health (core/health). Every room makes suspicions, and only this rule reads them:
 
-1. *One party alone.* A party that alone is suspected in ATTEMPTS attempts, as nobody else can have done it, is quarantined.
-2. *One against another.* Either may be at fault. The pair is kept apart as long as the suspicion lasts (disputes.py). A node that
-   several contradict is quarantined: LEAST_VOICES of them, more than half of those that it has to do with, each of standing at
-   least its own, and none of them contradicted by as many. Parties that come from one address have one voice. So newcomers cannot
-   throw out whom they name, and a liar who goes on runs out of others to lie to. A believed node is enough by itself.
-3. *Two that no plan keeps apart.* The one that more voices contradict goes, or else the one of less standing.
+1. *One party alone.* A party is quarantined if it alone is suspected in ATTEMPTS attempts, since nobody else can be at fault.
+2. *One against another.* Either may be at fault. The pair is kept apart as long as the suspicion lasts (disputes.py). A node is
+   quarantined if at least LEAST_VOICES others contradict it, and they are more than half of the parties that it works with. Only
+   voices of at least its own standing count, and none of them may be contradicted by as many. Parties from one address have one
+   voice. So newcomers cannot throw out a node just by accusing it, and a persistent liar runs out of others to lie to. A single
+   believed node is enough by itself.
+3. *Two that no plan keeps apart.* The node that more voices contradict goes. If the voices do not decide, the node of less
+   standing goes.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ from dtfm.coordinator.log.standing import Standing, standing_of
 from dtfm.coordinator.log.trust import Suspicion
 
 LEAST_VOICES = 3
-"""The number of parties that must contradict a node, among strangers: two that agree may be one."""
+"""The number of parties that must contradict a node, among strangers: two that agree may be one person."""
 
 LEAST_VOICES_AMONG_FRIENDS = 2
 
 _DECIDED = (Charge.AUDIT, Charge.SNAPSHOT)
-"""What cannot have come from elsewhere, where several contradict a node: they have all computed it by themselves."""
+"""Charges that no third party can have caused: each of several that contradict the node has computed the result by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """``node`` is to be quarantined. ``undecided``: it may not be at fault; it was its word against that of the ``against``."""
+    """``node`` is to be quarantined. ``undecided``: it may be innocent, as it was its word against the word of ``against``."""
 
     node: str
     charge: Charge
@@ -51,14 +53,14 @@ class Guilty:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who is ``guilty``, and which pairs have come into dispute and are kept ``apart`` from now on."""
+    """The ``guilty`` nodes, and the pairs that have come into dispute and are kept ``apart`` from now on."""
 
     guilty: tuple[Guilty, ...] = ()
     apart: tuple[Pair, ...] = ()
 
 
 def verdict(state: State) -> Verdict:
-    """What follows, once the newest suspicion is in the ledger."""
+    """The verdict when the newest suspicion is in the ledger."""
     ledger = state.ledger
     if not ledger.trust.suspicions:
         return Verdict()
@@ -80,8 +82,8 @@ def verdict(state: State) -> Verdict:
 
 
 def unseparable(state: State) -> Guilty | None:
-    """Where no plan is possible without pairs that are in dispute: the one of less standing of the newest such pair; None: there
-    is none."""
+    """If no plan is possible without disputed pairs: the node of less standing in the newest such pair. None: there are no such
+    pairs."""
     ledger = state.ledger
     apart, ready = disputes(ledger), {*ledger.ready}
     for each in reversed(ledger.trust.suspicions):
@@ -91,7 +93,7 @@ def unseparable(state: State) -> Guilty | None:
 
 
 def _alone(ledger: Ledger) -> list[Guilty]:
-    """Those who alone are suspected, in ATTEMPTS attempts."""
+    """Nodes of parties that alone are suspected in ATTEMPTS attempts."""
     of: dict[str, list[Suspicion]] = {}
     for each in ledger.trust.suspicions:
         parties = {ledger.party(node) for node in each.nodes}
@@ -109,7 +111,7 @@ def _alone(ledger: Ledger) -> list[Guilty]:
 
 
 def _contradicted(state: State) -> list[Guilty]:
-    """Those whom several others contradict, or one that is believed."""
+    """Nodes that several others contradict, or a believed node."""
     ledger, opponents, newest = state.ledger, against(state.ledger), dict[str, Suspicion]()
     for each in between_two(ledger):
         newest.update((ledger.party(node), each) for node in each.nodes)
@@ -146,7 +148,7 @@ def _voice(state: State, node: str) -> str:
 
 
 def _neighbours(ledger: Ledger, node: str) -> frozenset[str]:
-    """The other parties in its stage, and those with whom it exchanges micro-batches."""
+    """The other parties in the node's stage, and the parties that it exchanges micro-batches with."""
     plan = ledger.training.plan
     if plan is None or (stage := plan.stage_of(node)) is None:
         return frozenset()
@@ -156,7 +158,7 @@ def _neighbours(ledger: Ledger, node: str) -> frozenset[str]:
 
 
 def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
-    """One of them is at fault: the one that several contradict, if there is one such, or else the one that has earned least."""
+    """The node of ``names`` that is held at fault: the one that several contradict. Otherwise, the one that has earned least."""
     ledger, opponents = state.ledger, against(state.ledger)
     heard = {name: _heard(state, name, opponents.get(ledger.party(name), {})) for name in names}
     accused = weakest(ledger, [name for name in names if _is_outnumbered(ledger, name, heard[name])] or names)
@@ -165,9 +167,9 @@ def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
 
 
 def weakest(ledger: Ledger, names: Iterable[str]) -> str:
-    """The one whose party has the least standing (log/standing.py), then took part in the fewest committed steps, then came
-    last."""
-    steps: dict[str, int] = {}  # by party, in the order in which they came
+    """The name whose party has the least standing (log/standing.py). If several have: the party that took part in the fewest
+    committed steps, then the party that came last."""
+    steps: dict[str, int] = {}  # by party, in order of joining
     for node, worked in ledger.trust.worked.items():
         who = ledger.party(node)
         steps[who] = max(worked, steps.get(who, 0))

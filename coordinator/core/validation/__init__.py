@@ -1,1 +1,1 @@
-"""Checks of what nodes send: everything is bounded and validated here before it is used."""
+"""Checks of nodes' messages: everything is bounded and validated here before it is used."""

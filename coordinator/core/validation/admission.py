@@ -1,4 +1,4 @@
-"""Checks of what a node says when it comes: its version, name, device and addresses."""
+"""Checks of a node's introduction: its version, name, device and addresses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_name(name: str, field: str = "name") -> None:
 
 
 def check_hello(hello: wire.Hello) -> DeviceSeen:
-    """The node's device. Raises Refused if the node cannot join; whether its identity is taken is not checked here."""
+    """The node's device. Raises Refused if the node cannot join. Does not check whether its identity is taken."""
     check_version(hello.protocol_version)
     check_name(hello.node, "node")
     require(hello.relay in wire.Hello.Relay.values(), "relay", hello.relay, "one that this version knows")
@@ -48,8 +48,8 @@ def check_hello(hello: wire.Hello) -> DeviceSeen:
 
 
 def check_candidates(hello: wire.Hello, seen: str) -> tuple[str, ...]:
-    """Where peers may reach the node: what it names, and the port on which it listens at the address ``seen``, from which it
-    came (empty: not known). Raises Refused."""
+    """Where peers may reach the node: at the addresses that it names, and at the address ``seen`` with the port that it listens
+    on. ``seen``: the address that it came from; empty: not known. Raises Refused."""
     number, most = len(hello.candidates), f"at most {MOST_CANDIDATES} of them, and a port below 65536"
     require(number <= MOST_CANDIDATES and hello.port <= 65535, "candidates", number, most)
     try:

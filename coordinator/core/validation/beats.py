@@ -11,7 +11,7 @@ COLDEST, HOTTEST = -100.0, 300.0
 
 
 def checked(beat: wire.Heartbeat) -> wire.Heartbeat:
-    """The heartbeat. Raises Refused for numbers that cannot be."""
+    """The heartbeat. Raises Refused for impossible numbers."""
     for name, least, most in (("load", 0.0, 1.0), ("celsius", COLDEST, HOTTEST)):
         if beat.HasField(name):
             check_number(f"heartbeat.{name}", getattr(beat, name), least, most)

@@ -1,4 +1,4 @@
-"""Checks of what a node says of the run's model and data, and whether two say the same."""
+"""Checks of a node's description of the run's model and data, and whether two descriptions agree."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_BUCKETS = 20_000
 MOST_SNAPSHOTS = 4
 MOST_APART = 2
 LEAST_COMPARED = 1 << 20
-"""Nodes may count what a layer keeps and works with at up to MOST_APART times what others do; bytes below LEAST_COMPARED count
-as that."""
+"""Two nodes' counts of the memory that a layer keeps and works with may differ by up to MOST_APART times. Counts below
+LEAST_COMPARED bytes are compared as LEAST_COMPARED."""
 
 
 def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
@@ -75,13 +75,13 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
 
 
 def differs_from_pins(described: Described, trust: Trust) -> Iterator[tuple[str, str, str]]:
-    """What the run file pins otherwise, "data" or "workload": its digest as described, and as pinned."""
+    """The pins of the run file that differ, "data" or "workload", with the digest as described and as pinned."""
     pins = ("data", described.data_digest, trust.data), ("workload", described.workload_digest, trust.workload)
     return ((what, said, pinned) for what, said, pinned in pins if pinned not in ("", said))
 
 
 def check_pins(described: Described, trust: Trust) -> None:
-    """Raises Refused if a node would train something else than the run file pins."""
+    """Raises Refused if a node would train other data or another workload than the run file pins."""
     for what, mine, pinned in differs_from_pins(described, trust):
         raise Refused(
             wire.DATA_DIFFERS if what == "data" else wire.WORKLOAD_DIFFERS,
@@ -91,9 +91,11 @@ def check_pins(described: Described, trust: Trust) -> None:
 
 
 def check_agrees(mine: Described, run: Described) -> None:
-    """Raises Refused if a node would train something else than the first one that prepared, or counts memory otherwise. What its
-    layers keep and work with may differ somewhat, as that depends on versions, and at will where either node could only guess:
-    it changes no result, and the run goes by what the first one said."""
+    """Raises Refused if a node would train another model or other data than the first node that prepared, or counts memory
+    differently.
+
+    The memory that layers keep and work with may differ somewhat, since it depends on versions. It may differ at will if either
+    node could only guess. It changes no result, and the run uses the first node's numbers."""
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
         if getattr(mine, name) != getattr(run, name):
             raise Refused(
@@ -131,7 +133,8 @@ def check_agrees(mine: Described, run: Described) -> None:
 
 
 def _is_guessed(described: Described) -> bool:
-    """Whether a node could not follow the model's code, and told what is usual: no layer that is measured works with nothing."""
+    """Whether a node could not follow the model's code, and reported usual values: every measured layer works with some
+    memory."""
     return all(
         layer.kept_bytes == KEPT_PER_OUTPUT_BYTE * layer.activation_bytes and not layer.working_bytes
         for layer in described.workload.layers
@@ -146,18 +149,18 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
 
 
 BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
-"""By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
+"""Bits per element by codec (kernels/layout.py). If "auto" takes a gentler codec, the transfer hides under compute."""
 
 
 def workload_of(layers: tuple[Layer, ...], run: RunFile) -> Workload:
-    """What it takes to train these layers by the run file."""
+    """The workload of training these layers by the run file."""
     copied = run.copy_bytes_per_parameter_byte
     return as_the_run_says(Workload(layers, run.train.micro_batches, copy_bytes_per_parameter_byte=copied), run)
 
 
 def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
-    """``workload`` with what the run file says of how nodes keep what they need, and of what they send. It may change when a run
-    goes on. Activations and their gradients share links, and count as the larger of the two does."""
+    """``workload`` with the run file's values for what nodes keep and send. These may change when a run goes on. Activations and
+    their gradients share links, and count as the larger of the two."""
     checkpointing, optimizer_state = run.train.activation_checkpointing, run.train.optimizer_state
     network, bits = run.network, {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)
     return replace(

@@ -1,4 +1,4 @@
-"""Checks of what nodes say of the files of snapshots and checkpoints."""
+"""Checks of nodes' reports about the files of snapshots and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def check_uploaded(message: wire.Uploaded, buckets: int) -> None:
 
 
 def check_moments(message: wire.Uploaded, count: int) -> None:
-    """Raises Refused unless each file comes with ``count`` digests, one for each tensor of the state that it leaves out."""
+    """Raises Refused unless each file comes with ``count`` digests, one for each tensor of the state that the file leaves out."""
     size = count * DIGEST_BYTES
     for part in message.parts:
         require(len(part.moments) == size, "parts.moments", part.moments.hex(), f"{size} bytes")
 
 
 def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:
-    """Raises Refused for parts of other layers than the node's ``own``. Buckets from number ``layers`` on are used by several."""
+    """Raises Refused for parts outside the node's ``own`` layers. Buckets from number ``layers`` on belong to several layers."""
     for part in message.parts:
         its_own = part.bucket >= layers or part.bucket in range(*own)
         require(its_own, "parts.bucket", part.bucket, f"of the node's layers, {own[0]} to {own[1] - 1}")

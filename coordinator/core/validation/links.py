@@ -1,4 +1,4 @@
-"""Checks of what nodes report of links."""
+"""Checks of nodes' reports about links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAYS = ("", "loopback", "lan", "public")
 
 
 def check_reached(report: wire.Reached, reporter: str, known: Collection[str]) -> dict[str, Dialled]:
-    """By node, what came of the reporter's attempt to dial it. Nodes that have left meanwhile are dropped. Raises Refused."""
+    """By node, the result when the reporter dialled it. Drops nodes that have left. Raises Refused."""
     number = len(report.outcomes)
     require(number <= MAX_NODES, "outcomes", number, f"at most {MAX_NODES} of them")
     return {
@@ -26,7 +26,7 @@ def check_reached(report: wire.Reached, reporter: str, known: Collection[str]) -
 
 
 def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:
-    """The measured links from and to the reporter. Those of nodes that have left meanwhile are dropped. Raises Refused."""
+    """The measured links from and to the reporter. Drops links of nodes that have left. Raises Refused."""
     number = len(report.links)
     require(number <= 2 * MAX_NODES, "links", number, f"at most {2 * MAX_NODES} of them")
     require(len({(link.source, link.destination) for link in report.links}) == number, "links", number, "each once")

@@ -1,4 +1,4 @@
-"""Checks of what nodes of a plan say of their state and of a step."""
+"""Checks of a plan's nodes' reports about their state and about a step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 DIGEST_BYTES = 32
-"""Of a BLAKE3."""
+"""The length of a BLAKE3 digest."""
 MOST_MICRO_BATCHES = 1 << 20
 MOST_DONORS = 8
-"""Donors that a node may name for one bucket."""
+"""The number of donors that a node may name for one bucket."""
 
 
 def check_vote(vote: wire.StepReady, buckets: int) -> None:
-    """Raises Refused for a vote that cannot be counted; ``buckets``: how many there are. Numbers that are not finite pass: see
+    """Raises Refused for a vote that cannot be counted. ``buckets``: the number of buckets. Numbers that are not finite pass: see
     `is_finite`."""
     check_digest(vote.state_digest)
     check_states(vote.states, buckets)
@@ -35,7 +35,7 @@ def check_vote(vote: wire.StepReady, buckets: int) -> None:
 
 
 def check_arrived(entries: Sequence[wire.StepReady.Arrived], least: int = 0) -> None:
-    """Raises Refused for what cannot have arrived; ``least``: bytes of each entry."""
+    """Raises Refused for impossible arrivals. ``least``: the least bytes of each entry."""
     require(len(entries) <= MAX_NODES, "arrived", len(entries), f"at most {MAX_NODES} entries")
     for arrived in entries:
         check_number("arrived.seconds", arrived.seconds, 0, 1e7)
@@ -45,13 +45,13 @@ def check_arrived(entries: Sequence[wire.StepReady.Arrived], least: int = 0) -> 
 
 
 def check_loss(vote: wire.StepReady, family: str) -> None:
-    """Raises Refused for a loss below 0, which no language model has. A model of the ``family`` "module" may have any."""
+    """Raises Refused for a loss below 0, which no language model has. A model of the ``family`` "module" may have any loss."""
     require(family == "module" or not vote.loss_sum < 0, "loss_sum", vote.loss_sum, "0 or more")
 
 
 def check_clipped(vote: wire.StepReady, node: str, plan: Plan, *, is_open: bool) -> None:
-    """Raises Refused for what the node cannot have clipped: only where members are strangers does anybody clip, and only what
-    others add. What is said of this ends the audit of the node's own sums."""
+    """Raises Refused for gradients that the node cannot have clipped. Nodes clip only if members are strangers, and only the
+    addends of others. A node that reports clipping ends the audit of its own sums."""
     number, none = len(vote.clipped), 'empty: only with trust.mode = "open" are gradients clipped'
     require(is_open or not number, "clipped", number, none)
     named = [clipped.node for clipped in vote.clipped]
@@ -62,7 +62,7 @@ def check_clipped(vote: wire.StepReady, node: str, plan: Plan, *, is_open: bool)
 
 
 def check_digest(digest: bytes, field: str = "state_digest") -> None:
-    """Raises Refused for what is no digest of a state. Its length counts: several are hashed together, one after the other."""
+    """Raises Refused unless this is a digest of a state. Its length matters: several digests are hashed together, in a row."""
     require(len(digest) == DIGEST_BYTES, field, digest[:80].hex(), f"a digest of {DIGEST_BYTES} bytes")
 
 
@@ -72,8 +72,8 @@ def check_states(
     givers: Callable[[int], Collection[str]] = lambda _: (),
     due: Collection[int] = (),
 ) -> dict[int, StateTold]:
-    """What a node says of the state that it holds, by bucket. Donors that are none of the bucket's ``givers`` are left out.
-    Raises Refused for buckets that do not exist or come twice, or if one that is ``due`` is missing."""
+    """By bucket, the state that a node reports to hold. Leaves out donors that are not among the bucket's ``givers``. Raises
+    Refused for buckets that do not exist or come twice, or if a bucket that is ``due`` is missing."""
     different = len({state.bucket for state in states}) == len(states)
     require(different, "states", len(states), "of different buckets")
     told: dict[int, StateTold] = {}
@@ -104,7 +104,7 @@ def check_lost(lost: Sequence[int], layers: int) -> None:
 
 
 def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str, network: Network) -> Codecs:
-    """The codecs of what the node sends under the plan. Raises Refused for a destination outside the plan, or named twice, and
+    """The codecs that the node sends with under the plan. Raises Refused for a destination outside the plan, or named twice, and
     for a codec that the run does not use."""
     few = len(told) <= len(TENSORS) * len(plan.nodes)
     require(few, "codecs", len(told), f"at most {len(TENSORS)} for each node of the plan")

@@ -1,4 +1,4 @@
-"""A backup is made while the coordinator runs, and `serve` goes on with what was restored: `command/backup.py`."""
+"""A backup is made while the coordinator runs, and `serve` goes on with a restored backup: `command/backup.py`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_neither_overwrites_anything(tmp_path: Path, store: Path, typed: Typed) 
 def test_what_sqlite_would_take_for_a_part_of_the_restored_log_is_in_the_way(
     tmp_path: Path, store: Path, typed: Typed
 ) -> None:
-    """A log that was killed leaves it beside it."""
+    """A process that was killed leaves this file beside its log."""
     there, again = tmp_path / "backup", tmp_path / "again" / "dtfm.db"
     typed("backup", str(there), "--store", str(store))
     again.parent.mkdir()

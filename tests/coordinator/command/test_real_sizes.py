@@ -1,4 +1,4 @@
-"""Models of real size have plans on GPUs that people rent: whatever is planned at once, without a search."""
+"""Models of real size get plans on GPUs that people rent, even if the search gets no time."""
 
 from __future__ import annotations
 

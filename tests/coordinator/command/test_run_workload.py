@@ -40,7 +40,8 @@ def run_file(**tables: dict[str, object]) -> RunFile:
     ],
 )
 def test_a_run_asks_what_a_node_would_count(tables: dict[str, dict[str, object]]) -> None:
-    """All but what layers work with, in which the sums may be 1 % off: tests/node/model/test_language_model_sums.py."""
+    """Compares all but the memory that layers work with. Its sums may be 1 % off:
+    tests/node/model/test_language_model_sums.py."""
     asked = run_file(**tables)
     counted = parse_workload(describe(asked.with_precision(bf16=False)))[0]
     summed = workload_of_run(asked)

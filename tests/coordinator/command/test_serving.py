@@ -1,4 +1,4 @@
-"""When a reserve is not needed any more: `command/serving.py`."""
+"""When a reserve is no longer needed: `command/serving.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command loads what it uses, and no more: people wait for it, and the shell does at each completion."""
+"""A command loads only the modules that it uses: people wait for it, and the shell waits at each completion."""
 
 from __future__ import annotations
 

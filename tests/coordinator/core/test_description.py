@@ -100,7 +100,7 @@ def prepared_digests(**changes: Any) -> tuple[str, str]:
     return said.data_digest, said.workload_digest
 
 
-def test_a_run_goes_on_with_new_pins_if_they_are_what_was_trained(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_new_pins_if_they_match_its_training(tmp_path: Path) -> None:
     run = parse_run(run_table(checkpoint={"uri": tmp_path.as_uri()}), "the test")
     pins = {"data": DESCRIBED.data_digest, "workload": DESCRIBED.workload_digest}
     right, wrong = (
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_new_pins_if_they_are_what_was_trained(tmp_path: Path
             open_run(store, parse_run(wrong, "the test"))
 
 
-def test_one_alone_who_says_what_the_run_is_cannot_make_it_hopeless() -> None:
+def test_a_single_node_that_describes_the_run_cannot_make_it_hopeless() -> None:
     world = with_keys("a", "b")
     world.automatic_planning = False
     world.join("a", "b")
@@ -124,7 +124,7 @@ def test_one_alone_who_says_what_the_run_is_cannot_make_it_hopeless() -> None:
     assert "stages is 9" in world.events(ev.Waiting)[-1].reason
 
 
-def test_what_an_expelled_node_said_before_any_plan_counts_no_more() -> None:
+def test_the_description_by_a_node_expelled_before_any_plan_no_longer_counts() -> None:
     world = World(fresh_state(cluster={"nodes": 2}))
     Door(world)
     world.prepare("liar", OTHER)

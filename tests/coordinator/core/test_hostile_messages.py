@@ -1,5 +1,5 @@
-"""Whatever a member or a stranger says, in whatever phase: nothing raises, what is logged can be read again, and the run does not
-fail unless that member is all who are left of people who know each other."""
+"""No message of a member or a stranger, in any phase, makes a tick raise. All logged events can be read again. The run does not
+fail, unless only this member is left in a run of people who know each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = "d"
 
 
 def attacked(seed: int, messages: int, *, burst: int = 1) -> World:
-    """A run of three honest nodes and one that says, so many times and so often in a row, whatever may harm."""
+    """A run of three honest nodes and a node that sends harmful messages, this number of times, this many in a row."""
     random = Random(seed)
     stages = random.choice(("auto", 1, 2))
     train, trust = {"steps": random.choice((2, 6, 1000))}, {"audit_rate": random.choice((0.0, 0.3, 1.0))}

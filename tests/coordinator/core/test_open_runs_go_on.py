@@ -1,4 +1,4 @@
-"""No run of strangers ends by what members say: each way in which a run can fail, tried by two keys, and by one left alone."""
+"""Messages of members end no run of strangers. Two keys try each way in which a run can fail, and so does one key left alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.coordinator.strangers import come, open_run, strangers
 
 
 def attempts(world: World, *liars: str) -> None:
-    """Tries the next step until it is committed or nothing trains any more. As long as liars have a part in it, each of them says
-    that it fails."""
+    """Tries the next step until it is committed or nothing trains. While liars have a part in the step, each of them says that it
+    fails."""
     step = world.state.ledger.training.step
     for _ in range(200):
         if isinstance(world.state.phase, Switching):
@@ -36,7 +36,7 @@ def attempts(world: World, *liars: str) -> None:
     raise AssertionError("it goes on for ever")
 
 
-def test_two_who_say_nan_in_every_attempt_are_left_out_and_the_others_train_on() -> None:
+def test_two_nodes_that_report_nan_in_every_attempt_are_left_out_and_the_others_train_on() -> None:
     world = strangers(*"abkl", **LONG)
     world.automatic_tests = False
     attempts(world, "k", "l")

@@ -160,7 +160,7 @@ def test_stopping_now_waits_for_nothing_and_says_what_is_left() -> None:
     world.step()
     assert steer(world, SteerRequest.STOP_NOW) == "the run stops now"
     assert world.exit_code == 0
-    assert "after step 1, of which the newest checkpoint is that of step 0" in world.events(ev.RunStopped)[0].reason
+    assert "after step 1, and the newest checkpoint is of step 0" in world.events(ev.RunStopped)[0].reason
     assert steer(world, SteerRequest.PAUSE) == "the run has stopped after step 1"
 
 
@@ -415,7 +415,7 @@ def test_of_a_paused_run_there_are_the_weights_that_the_pause_has_fetched() -> N
     assert save(world) == 1
 
 
-def test_of_a_run_that_is_over_there_are_the_last_weights_and_who_pauses_it_is_told() -> None:
+def test_a_run_that_is_over_still_has_its_last_weights_and_refuses_a_pause() -> None:
     world = training(train={"steps": 1, "evaluate_every": 0})
     assert save(world) == 1
     world.finish_run()

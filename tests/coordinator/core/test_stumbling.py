@@ -23,7 +23,7 @@ A_VOTE = wire.NodeMessage(step_ready=wire.StepReady())
 
 
 def stumble(world: World, event: t.Input) -> tuple[t.Command, ...]:
-    """The tick with this input raises. Returns what is to be done then."""
+    """The tick with this input raises. Returns the commands of the tick that replaces it."""
     world.state, ready = after_an_error(world.state, event, world.now)
     world.log += ready.entries
     for command in ready.commands:
@@ -67,7 +67,7 @@ def test_who_asks_gets_a_refusal_for_an_answer() -> None:
     assert [command.ticket for command in commands if isinstance(command, t.Answer)] == [6]
 
 
-def test_if_nobody_sent_it_what_only_this_process_knows_is_forgotten_and_training_goes_on() -> None:
+def test_without_a_sender_this_process_forgets_what_only_it_knows_and_training_goes_on() -> None:
     world = training()
     world.automatic_planning = False
     world.vote("a")

@@ -8,7 +8,7 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 
 
 def with_checkpoints(steps: int, *, keep: int, every: int = 1) -> Ledger:
-    """The digests of each step's state are agreed on, and every so many steps there is a checkpoint."""
+    """The digests of each step's state are agreed on, and there is a checkpoint every given number of steps."""
     events: list[ev.Event] = [ev.RunStarted("id", {"checkpoint": {"keep": keep}})]
     for step in range(1, steps + 1):
         events.append(ev.StateAgreed(step, (f"state {step}",)))
@@ -30,7 +30,7 @@ def test_the_digests_of_a_checkpoint_are_known_as_long_as_it_is_kept() -> None:
     assert list(copies.agreed) == [30, 60, *range(100 - MOST_AGREED + 1, 101)]
 
 
-def test_going_back_forgets_what_came_later() -> None:
+def test_going_back_forgets_later_steps() -> None:
     ledger = fold([ev.RolledBack(75, 100, "why")], with_checkpoints(100, keep=3, every=30))
     assert list(ledger.copies.checkpoints) == [30, 60]
     assert max(ledger.copies.agreed) <= 75

@@ -55,7 +55,7 @@ def test_every_micro_batch_is_trained_once_by_an_island_that_brings_it_to_an_exc
     assert sorted([*kept.elements(), *owed]) == [*range(len(owed) + kept.total())]
 
 
-def test_what_was_lost_comes_first_in_order_and_then_what_nobody_has_had() -> None:
+def test_lost_samples_come_first_in_order_and_then_samples_that_nobody_has_had() -> None:
     debts, both = Debts(), of([0, 1])
     for step in (1, 2):
         debts = debts.with_step(both, step, 1e-3, at_rest=False)

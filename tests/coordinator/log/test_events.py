@@ -1,4 +1,4 @@
-"""Events as JSON, as they are stored, printed and read again: `log/events.py`."""
+"""Events as JSON, in the form that is stored, printed and read again: `log/events.py`."""
 
 from __future__ import annotations
 

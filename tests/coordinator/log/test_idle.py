@@ -52,7 +52,7 @@ def test_a_node_at_work_or_not_ready_is_not_idle() -> None:
         (ledger(), "the planner found no faster plan with it", "dtfm-coordinator plan"),
     ],
 )  # fmt: skip
-def test_what_stands_out_is_named_with_what_would_help(made: Ledger, why: str, remedy: str) -> None:
+def test_the_outlier_is_named_with_a_remedy(made: Ledger, why: str, remedy: str) -> None:
     idle = idle_nodes(made, "c")["c"]
     assert idle.why.startswith(why)
     assert remedy in idle.remedy

@@ -80,7 +80,7 @@ def test_who_has_worked_and_was_not_audited_yet_is_no_suspect() -> None:
     assert earned(replace(ledger, run={"trust": {"mode": "open"}}), "a").standing is NEW
 
 
-def test_a_key_that_is_let_in_again_after_it_was_revoked_begins_anew() -> None:
+def test_a_key_that_is_let_in_again_after_it_was_revoked_starts_as_a_newcomer() -> None:
     again = ev.Enrolled("a-3", "node", "its key", "another invitation")
     ledger = run("open", *audits(*[True] * PROVEN_AFTER), REVOKED, again)
     assert earned(ledger, "a-3").standing is NEW

@@ -17,7 +17,7 @@ NEW, PROVEN = Standing.NEW, Standing.PROVEN
 
 
 def audits(by: str, others: int = 2, clean: bool = True, of: str = "a") -> list[ev.Event]:
-    """One by each of these parties, of ``a``, whose work so many others could do again."""
+    """One audit of ``a`` by each of these parties. ``others`` could have repeated its work."""
     return [ev.WorkAudited(step, 1, of, who, 8, clean, {}, others=others) for step, who in enumerate(by, 1)]
 
 
@@ -54,7 +54,7 @@ def test_who_goes_has_found_nothing_right(end: str) -> None:
     assert earned(fold(audits("d"), ledger), "a").standing is PROVEN
 
 
-def test_only_so_many_are_remembered() -> None:
+def test_the_number_of_remembered_entries_is_bounded() -> None:
     ledger = after(*audits("bcdefghijklmnop"))
     assert len(ledger.trust.audits["key of a"].by) == MOST_WITNESSES
 

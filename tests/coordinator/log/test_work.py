@@ -15,13 +15,13 @@ def after(*seconds: float) -> Work:
     return work
 
 
-def test_what_is_lost_is_what_the_steps_since_took() -> None:
+def test_the_loss_is_the_time_of_the_steps_since() -> None:
     work = after(2.0, 3.0, 5.0)
     assert [work.between(step, 3) for step in range(4)] == [10.0, 8.0, 5.0, 0.0]
     assert work.between(0, 2) == 5.0
 
 
-def test_after_going_back_the_steps_that_are_trained_again_count_anew() -> None:
+def test_after_going_back_the_steps_that_are_trained_again_count_once_more() -> None:
     work = after(2.0, 3.0, 5.0).back_to(1).with_step(2, 7.0)
     assert (work.until(1), work.until(2)) == (2.0, 9.0)
 

@@ -1,4 +1,4 @@
-"""The addresses in an invitation are such that others reach: `service/addresses.py`."""
+"""The addresses in an invitation can be reached by others: `service/addresses.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest by which a checkpoint is whole, and how it is read again."""
+"""The manifest that makes a checkpoint whole, and how it is read again."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_another_run_wrote_stays_and_does_not_count(many: Path) -> None:
     assert steps_in(many) == [35, 45, 48, 50]
 
 
-def test_one_that_cannot_be_deleted_is_no_checkpoint_any_more_and_hinders_no_other(
+def test_a_folder_that_cannot_be_deleted_is_no_longer_a_checkpoint_and_hinders_no_other(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filesystem = type(fsspec.filesystem("file"))

@@ -81,12 +81,14 @@ async def test_strangers_who_come_one_after_the_other_are_refused_together_and_w
         began = time.monotonic()
         callers = [socket.socket() for _ in range(200)]
         for caller in callers:
-            with suppress(ConnectionResetError):  # who is refused may hear of it before it knows that it was connected
+            with suppress(
+                ConnectionResetError
+            ):  # a refused caller may hear of it before it knows that it was connected
                 caller.connect((host, int(port)))
             time.sleep(0.001)  # so that each comes by itself
         for caller in callers:
             with suppress(OSError):
-                assert caller.recv(1) == b"", "nobody who is refused is told anything"
+                assert caller.recv(1) == b"", "a refused caller is told nothing"
             caller.close()
         return time.monotonic() - began
 

@@ -67,7 +67,7 @@ CALLS: dict[str, Call] = {
 
 
 async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
-    """The name of the reason for which the call is refused; empty: it is not, as far as the caller goes."""
+    """The name of the reason why the call is refused; empty: its caller is not refused."""
     async with open_channel(served.address, to_coordinator(served.server.authority.certificate)) as channel:
         try:
             await asyncio.wait_for(call(channel, metadata), 20)
@@ -77,7 +77,7 @@ async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 grpc.StatusCode.PERMISSION_DENIED,
             ):
-                return ""  # what was asked cannot be
+                return ""  # the request itself cannot be granted
             return refused.reason if refused is not None else str(error)
     return ""
 
@@ -122,7 +122,7 @@ async def test_a_wrong_clock_is_refused(served: Served) -> None:
         assert await refusal(served, call, shown(served, "operator", behind=-behind)) == "WRONG_CLOCK"
 
 
-async def test_who_is_revoked_may_call_nothing_and_hears_no_more_events(served: Served) -> None:
+async def test_a_revoked_caller_may_call_nothing_and_hears_no_further_events(served: Served) -> None:
     async with served.channel() as channel:
         stub = services.stub("Observer", channel)
         following = stub.Events(wire.EventsRequest(follow=True), metadata=shown(served, "viewer"))

@@ -28,7 +28,7 @@ async def members(address: str) -> list[dict[str, Any]]:
 
 
 async def read_all(served: Served) -> None:
-    """Waits until who follows the log has read it."""
+    """Waits until the log's follower has read it."""
     while served.server.follower.last < served.store.last:
         await served.server.follower.news(1)
 

@@ -1,4 +1,4 @@
-"""Messages to the operator's URL: what is told, and what a URL that is slow, broken or secret does to the run."""
+"""Messages to the operator's URL: their contents, and the effect of a slow, broken or secret URL on the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STARTED = ev.RunStarted("id", {"name": "x", "cluster": {"lease": 2.0}})
 
 @contextmanager
 def hook(status: int = 204, hold: threading.Event | None = None) -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
-    """A URL, and what is posted to it. It answers once ``hold`` is set."""
+    """A URL, and the messages posted to it. It answers when ``hold`` is set."""
     posted = queue.Queue[dict[str, Any]]()
 
     class Handler(BaseHTTPRequestHandler):
@@ -146,7 +146,7 @@ async def test_a_url_that_hangs_delays_nobody_and_what_it_cannot_take_is_lost(
         assert time.monotonic() - began < 10, "the end does not wait for all of them"
         hold.set()
         assert posted.qsize() <= 3
-    assert caplog.text.count("too many messages wait") == 1  # not all that was lost, as below
+    assert caplog.text.count("too many messages wait") == 1  # not once per lost message, as below
     assert SECRET not in caplog.text
 
 
@@ -160,7 +160,7 @@ async def test_a_failure_is_said_once_and_without_the_url(status: int, caplog: p
                 assert (await next_of(posted))["event"] == "run_started", "a redirection is not followed"
         async with notifying(f"https{url.removeprefix('http')}", lambda: run.ledger, run.on_event):
             run.tell(STARTED)
-    # Not all that was lost: what another test has left behind may still be sending.
+    # Not for every lost message: another test may have left messages that are still being sent.
     assert caplog.text.count(f"it answered {status}") == 1
     assert caplog.text.count("SSLError") == 1
     assert SECRET not in caplog.text

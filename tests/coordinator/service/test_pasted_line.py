@@ -1,4 +1,4 @@
-"""The line that somebody pastes, and what is said of where it leads: `service/pasted_line.py`."""
+"""The line that a person pastes, and the description of its target: `service/pasted_line.py`."""
 
 from __future__ import annotations
 

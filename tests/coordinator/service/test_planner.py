@@ -156,7 +156,7 @@ def test_of_several_islands_the_one_goes_on_without_rounds_that_most_nodes_know(
     assert (chosen.length, {stage.island for stage in chosen.plan.stages}) == (0, {3})
 
 
-def test_a_question_that_nobody_wants_any_more_ends_soon() -> None:
+def test_a_question_that_nobody_waits_for_ends_soon() -> None:
     wanted = replace(WANTED, cluster=lambda: random_cluster(5, 32), seconds=1e6)
     asked = itertools.count()
     assert choose(wanted, lambda: next(asked) > 10)

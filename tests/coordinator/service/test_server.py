@@ -158,7 +158,7 @@ async def test_the_server_stops_while_the_disk_is_full(tmp_path: Path, monkeypat
 async def test_a_database_that_is_full_can_be_written_again_once_it_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite's own bound for its file is what is full, at the second and third of four attempts."""
+    """SQLite reaches its own bound for its file, at the second and third of four attempts."""
     with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
         bounds, append = iter([1 << 20, 1, 1, 1 << 20]), store.append
 

@@ -60,7 +60,7 @@ def test_when_all_have_too_many_the_oldest_of_the_origin_with_most_makes_room_fo
         came(strangers, origin)
     assert strangers.come(-1, "d", 0) == [oldest]
     assert come(strangers, "b") is None, "its own has as many as any"
-    strangers.go(oldest)  # this was not counted any more
+    strangers.go(oldest)  # this connection was no longer counted
     assert strangers.open == LIMITS.open
 
 

@@ -27,7 +27,7 @@ from tests.coordinator.serving import run_in, serving
 
 
 async def unheard(message: wire.CoordinatorMessage) -> None:
-    """Nothing comes of what a node is told."""
+    """Messages to nodes have no effect."""
 
 
 async def test_a_refusal_names_its_reason_and_ends_the_stream(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_node_that_does_not_read_is_hung_up_on_once_too_much_waits_for_i
     assert not outgoing.ended.is_set()
     streams.put(stream, message)
     assert outgoing.ended.is_set()
-    assert outgoing._waiting.qsize() == 1  # what waited is gone, but for the end
+    assert outgoing._waiting.qsize() == 1  # the waiting messages are gone, except the end
     reads.set()
     await asyncio.wait_for(serving, 10)
     assert len(heard) == 1
@@ -166,7 +166,7 @@ async def test_who_says_more_than_a_node_has_to_say_is_read_more_slowly(
     for _ in range(21):
         await asyncio.wait_for(inputs.get(), 10)
     task.cancel()
-    assert 4 <= pauses[0][0] <= 6, "what is said at once is read at once"
+    assert 4 <= pauses[0][0] <= 6, "messages sent together are read together"
     assert [number for number, _ in pauses] == [*range(pauses[0][0], 21)]
     assert pauses[-1][1] > pauses[0][1] > 0
 
@@ -187,7 +187,7 @@ async def test_a_party_that_fills_the_log_is_not_heard_on_any_of_its_streams_and
     heard: list[int] = []
 
     async def take(of: int) -> None:
-        """Takes so many inputs. Each of the party "a" puts an event into the log."""
+        """Takes this number of inputs. Each input of the party "a" puts an event into the log."""
         async with asyncio.timeout(10):
             for _ in range(of):
                 event = await inputs.get()
@@ -216,7 +216,7 @@ async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:
 
 
 async def read_on(call: grpc.aio.StreamStreamCall[wire.NodeMessage, wire.CoordinatorMessage]) -> None:
-    """Reads what there is: gRPC tells how a call ended only once all that came before was read."""
+    """Reads all answers: gRPC tells how a call ended only when all earlier messages were read."""
     while await call.read() is not grpc.aio.EOF:
         pass
 

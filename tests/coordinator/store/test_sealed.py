@@ -1,4 +1,4 @@
-"""Only the passphrase opens what is sealed, as it was: `store/sealed.py`."""
+"""Only the passphrase opens a sealed file, and the content is unchanged: `store/sealed.py`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.coordinator.web.stored_run import stored_run
 
 
 def write(place: Path, records: list[Record], most: int | None = None) -> int:
-    """Writes what a new process would of these records, the first ``most`` of them; returns what was there before."""
+    """Writes the first ``most`` of these records like a new process. Returns `Writer.has` from before."""
     so_far = SoFar()
     so_far.add(records[0])
     writer = Writer(str(place), tracked(so_far.ledger))

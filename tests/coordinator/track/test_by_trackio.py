@@ -1,4 +1,4 @@
-"""trackio's own folder: what is in its SQLite file."""
+"""trackio's own folder: the contents of its SQLite file."""
 
 from __future__ import annotations
 

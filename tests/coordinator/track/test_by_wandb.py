@@ -27,7 +27,7 @@ DEMO = "demo"
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which the library keeps runs. It reads the environment when it is set up."""
+    """The folder where the library keeps runs. The library reads the environment when it is set up."""
     monkeypatch.setattr(service, "SHORTEST_PAUSE", 0.0)
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -40,7 +40,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def points_in(folder: Path) -> tuple[list[int], Curves]:
-    """The points' numbers, and the curves, of all that is kept there."""
+    """The points' numbers, and the curves, of everything in the folder."""
     numbers, curves = [], Curves()
     for file in sorted(folder.glob("offline-run-*/*.wandb"), key=last_point):
         for record in (each for each in records_in(file) if each.HasField("history")):

@@ -93,4 +93,4 @@ def test_the_run_at_each_event_is_the_fold_up_to_it_from_a_near_one_on() -> None
             taken.append(story_snapshot.take(folded))
         read = 0
         assert story.at(record.sequence, reading, earlier) == folded.now
-        assert read <= 10, "it begins from what is kept"
+        assert read <= 10, "it begins from a kept snapshot"

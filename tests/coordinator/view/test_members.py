@@ -1,4 +1,4 @@
-"""The documents in which members are shown."""
+"""The documents that show members."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_run_and_its_members_are_told_in_figures() -> None:
     last = next(each.event for each in reversed(records) if isinstance(each.event, ev.StepCommitted))
     assert told["dtfm_node_busy_seconds lab-a100"] == last.compute_seconds["lab-a100"]
     assert told["dtfm_node_wait_seconds lab-a100"] == last.wait_seconds["lab-a100"]
-    assert not any("vast-7" in name for name in told), "it is no member any more"
+    assert not any("vast-7" in name for name in told), "it has left"
     assert told["process_resident_memory_bytes"] > 1e6
 
 

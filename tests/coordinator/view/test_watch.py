@@ -124,7 +124,7 @@ def test_the_view_compares_what_the_plan_in_force_was_expected_to_take_with_what
     commit(6, 1.0, 2, resumed=True)
     assert view.measured == 15.5
     assert "it takes 15.5 s (predicted/measured 0.77)" in "\n".join(screen(view, 120))
-    adopt(3, None)  # carried on, and not planned anew
+    adopt(3, None)  # carried on, without a new plan
     commit(7, 24.0, 3)
     assert (view.ledger.training.predicted, view.measured) == (12.0, 24.0)
 
@@ -141,7 +141,7 @@ def test_the_first_line_is_the_verdict_and_what_it_costs_is_told() -> None:
     assert f"{cost} (1 without a price)" in "\n".join(lines)
 
 
-def test_an_idle_node_is_told_with_what_would_help() -> None:
+def test_an_idle_node_is_told_with_a_remedy() -> None:
     view = SoFar()
     for record in idle_run():
         view.add(record)

@@ -28,7 +28,7 @@ async def connected(link: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 async def asked(link: str, path: str, host: str = "", cookie: str = "") -> tuple[int, dict[str, str], bytes]:
-    """The answer's status, headers and content. ``host``: by which name the page is called; empty: by the link's."""
+    """The answer's status, headers and content. ``host``: the name that the page is called by; empty: the link's."""
     reader, writer = await connected(link)
     lines = [f"GET {path} HTTP/1.1", f"Host: {host or urlsplit(link).netloc}", "Connection: close"]
     writer.write("\r\n".join([*lines, *([f"Cookie: {cookie}"] if cookie else []), "", ""]).encode())

@@ -71,7 +71,7 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         await shows("plan-view", "attic is quarantined: runpod-2 computes the last stage alone")
         await page.get_by_text("Flows, link by link").click()
         await expect(page.locator("#plan-view tbody tr").first).to_contain_text("activations i8b256")
-        # Its past: a lane for each node, and the plans, of which one says what it changed.
+        # Its past: a lane for each node, and the plans. One plan says what it changed.
         await expect(page.locator(".lanes .name")).to_contain_text(
             ["lab-a100", "lab-3090", "home-4090", "vast-7", "attic", "runpod-2"]
         )
@@ -84,7 +84,7 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         await page.screenshot(path=PICTURES / "plans.png")
         await page.keyboard.press("Escape")
         await expect(page.locator("#detail")).to_be_hidden()
-        # The page as it was, by the same renderer.
+        # An earlier page, by the same renderer.
         lost = next(each.sequence for each in records if each.event.event == "node_left")
         await page.get_by_label("Replay", exact=True).fill(str(lost - 1))
         await shows("state", f"replay: event {lost - 1}")
@@ -160,7 +160,7 @@ ANSWERS: dict[str, tuple[Callable[[], list[Record]], str, str | re.Pattern[str]]
     "how long so far": (early_run, "figures", re.compile(r"Elapsed\d+ ")),
     "waits for whom": (early_run, "verdict", "waits for lab-3090 (reads the run and its data)"),
 }
-"""What a person asks, of which run, in which part of the page, and what it must say there."""
+"""By question of a person: the run, the part of the page, and the answer that it must show there."""
 
 
 async def test_what_people_ask_is_answered_where_it_can_be_seen(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_an_operators_link_directs_until_it_is_revoked_and_a_viewers_only_
         assert (await posted(page, "steer", '{"wish": "CONTINUE"}', directs))[0] == 403
         assert (await posted(page, "steer", PAUSE, await cookie_by(viewer.page)))[0] == 403
         status, _, content = await asked(page, f"/?{urlsplit(invited['page']).query}")
-        assert (status, b"was revoked" in content) == (403, True), "what was made by the link ends with it"
+        assert (status, b"was revoked" in content) == (403, True), "access through a link ends with the link"
         assert served.ledger.hold is not None
 
 

@@ -1,4 +1,4 @@
-"""Who reads the page from elsewhere: who has a viewer's link, until its end."""
+"""Readers of the page from elsewhere: a viewer's link admits them, until its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def cookie_by(link: str) -> str:
 
 
 async def heard(link: str, cookie: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An open stream of the page's events, of which the first one has come."""
+    """An open stream of the page's events. Its first event has come."""
     reader, writer = await connected(link)
     writer.write(f"GET /news HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
     await asyncio.wait_for(reader.readuntil(b"data: "), 10)
@@ -106,7 +106,7 @@ async def test_a_link_opens_the_page_as_often_as_one_likes_also_when_somebody_wa
         kept = await cookie_by(reply.page)
         assert (await asked(page, "/state", cookie=kept))[0] == 200
         await served.server.ask(wire.RevokeRequest(what="eve"), served.operator)
-        assert (await asked(page, "/state", cookie=kept))[0] == 403, "with a name ends the link by which it came"
+        assert (await asked(page, "/state", cookie=kept))[0] == 403, "with a name ends the link that it came by"
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_who_has_no_good_link_reads_why_and_what_to_do(tmp_path: Path, lat
 
 
 def _link(reply: wire.InviteReply) -> str:
-    """The one of an invitation for which none is printed."""
+    """The link of an invitation that was not printed."""
     assert reply.page == ""
     invitation = read_invitation(reply.invitation)
     return f"http://x/?link={invitation.id}{invitation.secret.hex()}"

@@ -68,7 +68,7 @@ def test_without_a_snapshot_nothing_is_logged() -> None:
         told((0, 2), STATE | {2: STATE[1]}),
     ],
 )
-def test_digests_that_do_not_make_up_what_all_agree_on_do_not_count(lie: list[wire.BucketState]) -> None:
+def test_digests_that_do_not_make_up_the_agreed_digest_do_not_count(lie: list[wire.BucketState]) -> None:
     world = with_a_checkpoint_of_step_2()
     vote(world, a=lie, b=told(FIRST), c=told(LAST))
     assert agreed(world) == [(2, HEX)]
@@ -83,7 +83,7 @@ def test_digests_that_do_not_make_up_what_all_agree_on_do_not_count(lie: list[wi
         [wire.BucketState(bucket=0, digest=STATE[0] + STATE[1][:8]), wire.BucketState(bucket=1, digest=STATE[1][8:])],
     ],
 )
-def test_impossible_digests_are_refused_though_they_make_up_what_all_agree_on(
+def test_impossible_digests_are_refused_though_they_make_up_the_agreed_digest(
     impossible: list[wire.BucketState],
 ) -> None:
     world = with_a_checkpoint_of_step_2()
@@ -94,7 +94,7 @@ def test_impossible_digests_are_refused_though_they_make_up_what_all_agree_on(
 
 
 @pytest.mark.parametrize("as_bucket", [4, 5])
-def test_of_buckets_that_stages_share_it_counts_what_most_say(as_bucket: int) -> None:
+def test_for_buckets_that_stages_share_the_digest_of_most_counts(as_bucket: int) -> None:
     world = World(fresh_state(cluster={"nodes": 3}, train={"steps": 10}))
     for node in "abc":
         world.prepare(node, prepared(buckets=6))
@@ -141,7 +141,7 @@ def test_a_plan_that_begins_says_it_too() -> None:
     assert agreed(world) == [(2, HEX)]
 
 
-def test_going_back_forgets_what_was_agreed_of_later_steps() -> None:
+def test_going_back_forgets_agreed_digests_of_later_steps() -> None:
     world = with_a_checkpoint_of_step_2()
     vote(world, a=told(FIRST), c=told(LAST))
     world.lose("c")

@@ -1,4 +1,4 @@
-"""Who has which state, and from which step training can go on: `core/copies/availability.py`."""
+"""Which nodes have which state, and the step where training can resume: `core/copies/availability.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: who sends which files, what becomes whole, and what is tried again: `core/copies/checkpoints.py`."""
+"""Checkpoints: which nodes send which files, when a checkpoint is whole, and retries: `core/copies/checkpoints.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.coordinator.script import BUCKETS, LEASE, MANIFEST, World, prepared, 
 from tests.coordinator.snapshots import claim, with_snapshot
 
 WEIGHTS: dict[str, Any] = {"uri": "coordinator:"}
-"""The run file's default: the weights alone come to the coordinator's disk."""
+"""The run file's default: only weights are sent to the coordinator's disk."""
 
 
 def checkpoint_under_way(*nodes: str, **changes: Any) -> World:
-    """The snapshot of step 2 is written, and what nodes have on disk is to be sent; a and b have a half of the layers each, and
-    what other nodes there are, too."""
+    """The snapshot of step 2 is written, and nodes are about to send it from their disks. a and b have half of the layers each.
+    So does each other node, if there are more."""
     world = training(*(nodes or "ab"), **{"train": {"steps": 100, "evaluate_every": 0}, **changes})
     world.step()
     world.step()
@@ -77,7 +77,7 @@ def test_training_goes_on_meanwhile_and_may_use_part_of_the_line() -> None:
     world.step()
 
 
-def test_nodes_of_one_machine_share_what_its_line_may_carry_of_a_checkpoint() -> None:
+def test_nodes_of_one_machine_share_the_part_of_its_line_for_a_checkpoint() -> None:
     world = training("a", "b", "c", train={"steps": 100})
     world.belong_together("a", "b")
     reach = world.state.ledger.reach
@@ -132,7 +132,7 @@ def test_what_a_node_does_not_send_in_time_is_sent_by_another() -> None:
     world.wait(world.state.patience + 1, beating="abc")
     assert to_send(world) == {"b": [0]}
     world.hear("a", uploaded(2, {0: (10, FILE_DIGEST)}))
-    assert world.manifests == [], "it is not its turn any more"
+    assert world.manifests == [], "its turn is over"
     world.send_files("b")
     assert len(world.manifests) == 1
 

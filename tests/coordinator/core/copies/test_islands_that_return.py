@@ -128,7 +128,7 @@ def test_an_island_still_knows_when_it_began_after_a_plan_without_it_that_failed
     assert fold([ev.PlanStarted(8, step + 1)], without).training.began == {}
 
 
-def test_what_another_island_holds_is_not_what_the_checkpoint_has() -> None:
+def test_the_checkpoint_does_not_have_the_state_of_another_island() -> None:
     world = each_alone("a", "b", checkpoint=CHECKPOINTS)
     exchange(world)
     world.save()
@@ -222,7 +222,7 @@ def test_of_a_last_state_that_two_islands_wrote_nothing_is_known() -> None:
     assert world.state.ledger.copies.digests(3) == ()
 
 
-def test_a_new_coordinator_does_not_wait_for_who_has_said_goodbye() -> None:
+def test_a_new_coordinator_does_not_wait_for_nodes_that_said_goodbye() -> None:
     world = each_alone("a", "b", "c")
     world.step()
     after = restarted(world)

@@ -29,7 +29,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 
 def with_weights(steps: int = 5, **cluster: Any) -> World:
-    """The weights of every second step are in checkpoints; step ``steps`` + 1 is in hand."""
+    """The weights of every second step are in checkpoints, and step ``steps`` + 1 is under way."""
     world = training(**WEIGHTS, cluster=cluster)
     for step in range(1, steps + 1):
         world.step()
@@ -46,7 +46,7 @@ def long_steps(world: World, number: int = 2) -> World:
 
 
 def lose_all(world: World, nodes: str = "ab") -> None:
-    """These nodes end, and are told apart from those that were merely cut off: each says goodbye."""
+    """These nodes end with a goodbye, unlike nodes that are merely cut off."""
     for node in nodes:
         world.hear(node, goodbye=wire.Goodbye(reason="SIGKILL"))
 

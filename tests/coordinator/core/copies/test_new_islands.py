@@ -34,20 +34,20 @@ def measured(world: World, node: str, bandwidth: float) -> None:
 
 
 def pass_patience(world: World) -> None:
-    """The time for which a commit waits passes."""
+    """Lets the time pass that a commit waits."""
     assert world.state.wakes_at is not None
     world.now = world.state.wakes_at
     world.feed(TimePassed())
 
 
-def test_it_copies_all_layers_from_whoever_has_them() -> None:
+def test_it_copies_all_layers_from_nodes_that_have_them() -> None:
     asked = with_a_newcomer().last_to("c", "standby")
     assert (asked.first_layer, asked.past_last_layer) == (0, LAYERS)
     assert [list(donors.nodes) for donors in asked.donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
 @pytest.mark.parametrize(("host_memory", "is_asked"), [(LAYERS * 2**20, True), (LAYERS * 2**20 - 1, False)])
-def test_its_host_has_room_for_what_islands_share(host_memory: int, is_asked: bool) -> None:
+def test_its_host_has_room_for_the_state_that_islands_share(host_memory: int, is_asked: bool) -> None:
     """The parameters of all layers, of 1 MiB each."""
     world = islands("a", "b")
     world.step()
@@ -106,7 +106,7 @@ def test_a_link_must_carry_an_exchanges_sum_in_half_a_round(bandwidth: float, co
 
 
 @pytest.mark.parametrize(("codec", "copies"), [("topk", True), ("i4b64", True), ("i8b256", False), ("off", False)])
-def test_a_link_carries_what_a_sum_takes_under_its_codec(codec: str, copies: bool) -> None:
+def test_a_link_carries_the_bytes_of_a_sum_under_its_codec(codec: str, copies: bool) -> None:
     world = islands("a", "b", "c", network={"exchange": codec})
     world.now += 1.0
     for node, samples in {"a": 0, "b": 6, "c": 2}.items():

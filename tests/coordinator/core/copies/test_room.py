@@ -1,4 +1,4 @@
-"""Disks that are too small for what the run may keep there are named before step 1: `core/copies/disks.py`."""
+"""Disks too small for the snapshots and checkpoints of the run are named before step 1: `core/copies/disks.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def begun(
     one_machine: bool = False,
     checkpoint: dict[str, Any] | None = None,
 ) -> World:
-    """Step 1 is in hand. ``disks``: by node, the bytes that are free; the coordinator's disk has ``own_disk``."""
+    """Step 1 is under way. ``disks``: by node, the free bytes. ``own_disk``: the free bytes on the coordinator's disk."""
     state = fresh_state(cluster={"nodes": len(disks)}, checkpoint=checkpoint or {})
     world = World(replace(state, disk_bytes=own_disk))
     if one_machine:

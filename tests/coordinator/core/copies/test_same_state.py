@@ -24,7 +24,7 @@ WRONG = b"another state".ljust(32)
 
 
 def handing_over(old: Iterable[str], new: Iterable[str], steps: int = 1, **changes: dict[str, Any]) -> World:
-    """The ``new`` nodes are to get their state from the ``old`` ones, after so many steps."""
+    """The ``new`` nodes are to get their state from the ``old`` ones, after this number of steps."""
     names = list(old)
     changes = {**LONG, "cluster": {"nodes": len(names), "stages": 1}, **changes}
     world = World(fresh_state(**changes), planner=replicas)
@@ -49,7 +49,7 @@ def say(world: World, nodes: Iterable[str], digest: bytes = DIGEST, donors: Iter
 
 
 def doubted(world: World) -> list[tuple[str, ...]]:
-    """Who had another state, and from whom, as it says."""
+    """The nodes that had other state, each with the donors that it names."""
     return [event.nodes for event in world.events(ev.Suspected) if event.charge is Charge.STATE]
 
 
@@ -68,7 +68,7 @@ def test_who_gets_wrong_state_is_not_accused_and_gets_it_from_another() -> None:
     assert quarantined(world) == []
 
 
-def test_standbys_do_not_copy_from_whoever_is_in_doubt_about_state_where_there_is_another() -> None:
+def test_standbys_do_not_copy_from_a_node_in_doubt_about_state_if_there_is_another() -> None:
     world = handing_over("ab", "c")
     say(world, "ab")
     say(world, "c", WRONG, ["a"])
@@ -97,7 +97,7 @@ def test_two_names_of_one_party_count_as_one() -> None:
     assert quarantined(world) == []
 
 
-def test_who_has_wrong_state_whoever_gives_it_is_quarantined() -> None:
+def test_a_node_with_wrong_state_from_every_donor_is_quarantined() -> None:
     world = handing_over("ab", "c")
     for donor in "ab":
         assert quarantined(world) == []
@@ -117,7 +117,7 @@ def test_word_against_word_the_newcomer_goes_where_no_plan_does_without_the_two(
 
 
 @pytest.mark.parametrize("donors", [[], ["nobody"], ["c"], ["d"]])
-def test_wrong_state_that_nobody_gave_who_was_named_for_it_is_the_nodes_own_fault(donors: list[str]) -> None:
+def test_wrong_state_that_no_named_donor_gave_is_the_nodes_own_fault(donors: list[str]) -> None:
     world = handing_over("ab", "cd")
     for _ in range(ATTEMPTS):
         assert quarantined(world) == []
@@ -154,7 +154,7 @@ def test_two_newcomers_who_accuse_one_after_the_other_are_gone_before_any_of_the
     assert {node for node, *_ in quarantined(world)} == {"k1", "k2"}
 
 
-def test_newcomers_are_not_heard_against_who_has_earned_more() -> None:
+def test_newcomers_are_not_heard_against_a_node_that_has_earned_more() -> None:
     world = handing_over("abd", ["k1", "k2"], trust={"mode": "open", "audit_rate": 1.0}, steps=5)
     assert earned(world.state.ledger, "a").standing is Standing.PROVEN
     say(world, "abd")
@@ -194,7 +194,7 @@ def test_who_is_named_one_donor_alone_is_named_another_when_that_one_gives_nothi
     assert {*one, *other} == {"a", "b"}
 
 
-def test_those_who_trained_the_state_are_settled_by_majority() -> None:
+def test_the_majority_of_nodes_that_trained_the_state_decides() -> None:
     world = handing_over("abc", "d")
     say(world, "ab")
     say(world, "c", WRONG)
@@ -234,7 +234,7 @@ def handed_on() -> World:
     return world
 
 
-def test_those_who_hand_all_of_it_on_vouch_by_what_they_had_when_they_paused() -> None:
+def test_nodes_that_hand_all_state_on_vouch_by_the_state_they_had_at_the_pause() -> None:
     world = handed_on()
     say(world, "c", WRONG, ["a"])
     assert doubted(world) == [("c", "a")]

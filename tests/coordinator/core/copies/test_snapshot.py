@@ -273,7 +273,7 @@ def three_and_one(nodes: Iterable[str]) -> Plan:
 
 
 @pytest.mark.parametrize("first", ["a", "liar"])
-def test_a_file_that_differs_from_those_of_most_replicas_does_not_count_whoever_reports_first(first: str) -> None:
+def test_a_file_that_differs_from_most_replicas_files_does_not_count_even_if_reported_first(first: str) -> None:
     world = snapshot_due("a", "b", "liar", "z", planner=three_and_one)
     world.step()
     wrong = [b"x" * 32] * BUCKETS

@@ -89,7 +89,7 @@ class Machines:
             node.read = len(messages)
 
     def do_work(self, name: str, able: bool) -> None:
-        """The node writes its files, or fetches those that a member has, if it is ``able`` to; then it reports."""
+        """The node writes its files, or fetches files that a member has, if it is ``able`` to. Then it reports."""
         node = self.nodes[name]
         if node.order is None or not self.is_member(name):
             return
@@ -107,7 +107,7 @@ class Machines:
         self.world.hear(name, snapshot_parts=wire.SnapshotParts(step=step, parts=parts, problem=problem))
 
     def send_files(self, name: str, able: bool) -> None:
-        """The node sends what it is to send, if it is ``able`` to; the manifest of what is there in whole is written."""
+        """The node sends the files it was asked for, if it is ``able`` to. If all files are there, the manifest is written."""
         node = self.nodes[name]
         for upload in node.uploads if self.is_member(name) else []:
             files = {part.bucket: (8, part.digest) for part in upload.parts if able}
@@ -135,7 +135,7 @@ class Machines:
         assert all(len(node.disk) <= 4 for node in self.nodes.values())
 
     def restorable(self, snapshots: Collection[ev.SnapshotWritten]) -> int:
-        """The newest step of which members have all files on disk; 0: there is none."""
+        """The newest step whose files are all on members' disks; 0: none."""
         here = [name for name in NODES if self.is_member(name)]
 
         def is_there(snapshot: ev.SnapshotWritten) -> bool:

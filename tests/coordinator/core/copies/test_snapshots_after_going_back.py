@@ -61,8 +61,8 @@ def test_files_from_before_training_went_back_do_not_count_for_a_new_snapshot_of
 
 
 def gone_back_to_a_checkpoint(*, whole: bool) -> World:
-    """a and b had a snapshot of step 3 and began one of step 6, which was ``whole`` or not when a went away with its half. b then
-    went back to the checkpoint of step 5."""
+    """a and b had a snapshot of step 3 and began a snapshot of step 6, which was ``whole`` or not when a left with its half. b
+    then went back to the checkpoint of step 5."""
     world = with_snapshot(checkpoint={"every": 5})
     world.save()
     step_after(world, PAUSE)

@@ -44,7 +44,7 @@ def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
 
 
 def test_nodes_that_have_to_free_memory_first_are_waited_for_no_longer_than_till_the_next_commit() -> None:
-    """They have no room for what they would copy."""
+    """The nodes have no room for a copy."""
     world = without_reports("a", "b")
     world.planner = lambda nodes: replace(two_stages(nodes), frees_first=("b",))
     world.step()
@@ -219,7 +219,7 @@ def test_a_standby_that_is_a_step_behind_cannot_save_the_stage() -> None:
     world.step()
     world.lose("a")
     caught_up(world, "c", step=1, problem="a is gone")
-    world.wait(LEASE, beating=["b", "c"])  # training again what is lost would take no longer
+    world.wait(LEASE, beating=["b", "c"])  # training the lost steps again would take no longer
     assert world.events(ev.StandbyPromoted) == []
     assert world.events(ev.RolledBack)[-1].from_step == 2
 

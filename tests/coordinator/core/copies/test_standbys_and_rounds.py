@@ -1,4 +1,4 @@
-"""Standbys after rounds, of which any island may be the one that goes on."""
+"""Standbys after rounds. Any island may go on alone after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stag
 from tests.coordinator.standbys import caught_up
 
 ISLANDS = [0, 1]
-"""The number of the one island: 1 where rounds have ended of which island 1 goes on."""
+"""The number of the only island: 1 if rounds have ended and island 1 goes on."""
 
 
 def in_stages(*nodes: str) -> Plan:

@@ -32,7 +32,7 @@ def timed(world: World, node: str) -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_who_fails_is_left_out_at_once_stays_and_is_told_what_may_help(problem: wire.StepProblem) -> None:
+def test_a_failing_node_is_left_out_immediately_stays_and_is_told_what_may_help(problem: wire.StepProblem) -> None:
     world = training(*"abcd", **LONG)
     world.fail_step("a", problem)
     assert out(world) == {"a"}
@@ -233,7 +233,7 @@ def test_an_idle_node_cannot_fail_a_plan() -> None:
     goes_on_without(world)
 
 
-def test_who_sends_nan_is_kept_apart_from_whoever_says_so_and_goes_when_enough_do() -> None:
+def test_a_sender_of_nan_is_kept_apart_from_its_accuser_and_goes_when_enough_accuse_it() -> None:
     world = of_strangers(*"abcdefg", stages=1)
     for node in "bcd":
         assert verdicts(world) == []

@@ -97,7 +97,7 @@ def test_who_goes_on_however_slowly_is_only_slow() -> None:
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_what_it_claims_to_do_is_believed_up_to_three_times_what_was_expected_of_it() -> None:
+def test_its_reported_progress_is_believed_up_to_three_times_the_expected_time() -> None:
     world = five()
     assert isinstance(world.state.phase, Stepping)
     for node in "abc":

@@ -17,7 +17,7 @@ from tests.coordinator.script import LAYERS, LEASE, LONG, World, training
 
 
 def lose(world: World, *losses: str) -> None:
-    """The first of each pair of letters loses the second in the step in hand."""
+    """The first of each pair of letters loses the second in the current step."""
     for node, peer in map(tuple, losses):
         world.fail_step(node, wire.PEER_LOST, peer=peer)
         if isinstance(world.state.phase, Switching):
@@ -34,7 +34,7 @@ def probes(world: World, node: str) -> int:
 
 
 def pair_that_no_plan_does_without(world: World) -> World:
-    """The planner finds no plan in which the two are kept apart."""
+    """The planner finds no plan that keeps the two apart."""
     plan = world.planner
     world.planner = lambda ids: "no link" if ("a", "b") in world.state.ledger.reach.broken else plan(ids)
     return world

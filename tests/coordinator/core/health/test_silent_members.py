@@ -72,7 +72,7 @@ def test_a_step_past_its_deadline_goes_on_without_the_one_that_has_not_voted() -
     goes_on_without(world)
 
 
-def test_where_nobody_could_vote_those_who_work_are_back_at_once() -> None:
+def test_if_nobody_could_vote_working_nodes_are_back_immediately() -> None:
     """c, on the last stage, does nothing, so that nobody else can vote either."""
     world = training("a", "b", "c", **LONG)
     hung(world, "c")

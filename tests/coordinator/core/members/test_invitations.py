@@ -1,4 +1,4 @@
-"""Invitations: who makes them, what they are good for, and when they are not any more: `core/members/invitations.py`."""
+"""Invitations: who makes them, what they allow, and how they end: `core/members/invitations.py`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPat
     assert [door.enrol(name) for name in "ab"] == [None, wire.FULL]
 
 
-def test_those_that_are_not_good_any_more_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invitations_that_are_no_longer_good_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (access, invitations):
         monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
     revoked, used_up, good, new = (f"{number:012x}" for number in range(4))

@@ -117,7 +117,7 @@ def test_a_leaving_node_that_dies_is_lost_like_any_other() -> None:
     assert isinstance(world.state.phase, Switching)
 
 
-def test_while_the_last_checkpoint_waits_for_storage_only_who_alone_has_a_file_stays() -> None:
+def test_while_the_last_checkpoint_waits_for_storage_only_the_sole_holder_of_a_file_stays() -> None:
     world = training(
         "a", "b", "c", train={"steps": 1}, checkpoint={"uri": "memory://full"}
     )  # c alone holds the last stage

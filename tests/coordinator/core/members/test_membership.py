@@ -18,7 +18,7 @@ BIG = [plan_pb2.Layer(name="x", forward_flops=math.inf)] * LAYERS
 
 
 def measured(kept_bytes: int = 4 << 20, working_bytes: int = 1 << 10) -> list[plan_pb2.Layer]:
-    """The layers that all nodes prepare, with what they keep."""
+    """The layers that all nodes prepare, with the bytes that each keeps."""
     layers = list(prepared().prepared.layers)
     for layer in layers:
         layer.kept_bytes, layer.working_bytes = kept_bytes, working_bytes

@@ -144,7 +144,7 @@ def test_what_newcomers_do_is_said_and_logged_once_in_each_tenth() -> None:
     world.greet("b")
     for thousandths in range(0, 1001):
         world.hear("a", beat(wire.READING_DATA, thousandths, 1000))
-    world.hear("a", beat(wire.LOADING_MODEL))  # what came before is old
+    world.hear("a", beat(wire.LOADING_MODEL))  # a late report of earlier work
     world.hear("b", beat(wire.MEASURING_LINKS, 5, 7))
     said = [event.narrate() for event in world.events(ev.NodePrepares)]
     assert said == [f"a reads data ({tenth * 10} %)" for tenth in range(11)] + ["b measures links (5 of 7)"]

@@ -42,7 +42,7 @@ def test_an_expelled_node_cannot_come_back_until_it_is_forgiven() -> None:
     assert operator.expel("b").startswith("b is quarantined;")
 
 
-def test_peers_are_told_who_is_quarantined_whenever_that_changes() -> None:
+def test_peers_are_told_the_quarantined_names_whenever_they_change() -> None:
     world = training("a", "b", "c", "d", **LONG)
     world.belong_together("b", "b-2")
     operator = Door(world)
@@ -132,7 +132,7 @@ def test_only_operators_expel_and_forgive() -> None:
     assert world.events(ev.NodeQuarantined) == []
 
 
-def test_members_show_who_is_quarantined_and_why() -> None:
+def test_members_shows_quarantined_nodes_and_the_reason() -> None:
     world = training("a", "b", "c", **LONG)
     world.step()
     Door(world).expel("b")

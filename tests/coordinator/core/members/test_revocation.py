@@ -1,4 +1,4 @@
-"""What is revoked is good no more, at once and for good, and who is left hears of it: `core/members/invitations.py`."""
+"""Revoked access ends immediately and for good, and the other members hear of it: `core/members/invitations.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.coordinator.doors import DAY, ID, Door
 from tests.coordinator.script import refusal_of, training
 
 
-def test_a_revoked_invitation_is_not_good_any_more_but_who_came_by_it_stays(door: Door) -> None:
+def test_a_revoked_invitation_is_no_longer_good_but_nodes_that_came_by_it_stay(door: Door) -> None:
     door.invite(uses=3)
     door.enrol("a")
     assert door.revoke(ID) is None
@@ -131,7 +131,7 @@ def test_a_revoked_member_is_cut_off_at_once_and_its_peers_are_told() -> None:
     assert world.events(ev.NodeLeft)[-1].reason == "its access was revoked"
 
 
-def test_a_member_that_joins_later_learns_who_was_revoked() -> None:
+def test_a_member_that_joins_later_learns_the_revoked_names() -> None:
     world = training("a", "b")
     door = Door(world)
     door.invite(uses=3)

@@ -145,7 +145,7 @@ def test_a_node_and_the_only_holder_that_it_cannot_reach_are_kept_apart_and_neit
 
 
 def shared_by_two_holders(**changes: dict[str, Any]) -> World:
-    """After step 3, of which the last has a checkpoint, c and d are to get the state that both a and b have."""
+    """After step 3, which has a checkpoint, c and d are to get state that both a and b have."""
 
     def plan(ids: Iterable[str]) -> Plan:
         names = tuple(sorted(ids))

@@ -1,4 +1,4 @@
-"""What is decided about the plan, and for which reason: `decide` of `plan/replanning.py`, on the states of scripted worlds."""
+"""The decision about the plan, and its reason: `decide` of `plan/replanning.py`, on the states of scripted worlds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reason(world: World, *, asked_for: bool = False) -> WaitReason:
 
 
 def unanswered(*nodes: str) -> World:
-    """A world in which these nodes are ready and the planner does not answer."""
+    """A world with these ready nodes, and a planner that does not answer."""
     world = World(fresh_state(**LONG))
     world.automatic_planning = False
     world.join(*nodes)

@@ -81,7 +81,7 @@ def test_an_idle_device_that_was_timed_again_counts_with_its_new_speed() -> None
     assert world.state.planner.number == asked + 1
 
 
-def test_little_more_or_less_and_what_comes_too_often_calls_for_nothing() -> None:
+def test_small_changes_and_reports_that_come_too_often_are_ignored() -> None:
     world = with_an_idle_node()
     logged = len(world.log)
     world.hear("c", timed=wire.Timed(flops=1e11 * math.sqrt(DEVICE_OFF)))

@@ -110,8 +110,8 @@ def test_nodes_of_a_machine_that_is_alone_are_on_one_line_which_nothing_passes()
 
 
 def beside(*pairs: str, **carried: Carried) -> Ledger:
-    """Nodes a, b and c of one key, and d and e of other machines. All links carry 100 bytes/s up but those of d, which carry 10;
-    of these ``pairs`` the first reaches the second over loopback. ``carried``: what is known of nodes' connections up."""
+    """Nodes a, b and c of one key, and d and e of other machines. All links carry 100 bytes/s up, except d's links, which carry
+    10. In each of ``pairs`` the first node reaches the second over loopback. ``carried``: measured connections of nodes, up."""
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
     keys = {"a": "key", "b": "key", "c": "key", "d": "key d", "e": "key e"}
     return altered(
@@ -168,7 +168,7 @@ def at_least(bandwidth: float) -> Carried:
     return Carried(bandwidth, least=True)
 
 
-def test_while_no_connection_was_measured_none_is_known() -> None:
+def test_connections_are_unknown_until_one_was_measured() -> None:
     assert ups() == dict.fromkeys(NAMES)
 
 
@@ -224,7 +224,7 @@ def test_a_lower_bound_counts_as_the_median_of_connections_that_carry_as_much() 
     homes = {"d": Carried(100.0), "e": Carried(110.0)}
     carried = ups(a=at_least(90.0), b=at_least(190.0), c=Carried(300.0), f=Carried(120.0), **homes)
     assert carried == {"a": 120.0, "b": 300.0, "c": 300.0, "d": 100.0, "e": 110.0, "f": 120.0, "g": 120.0}
-    # Of those that carry as much as b, more than half carry more than 300.
+    # Among the connections that carry as much as b's, more than half carry more than 300.
     others = {"c": Carried(300.0), "f": at_least(350.0), "g": at_least(400.0)}
     carried = ups(a=at_least(90.0), b=at_least(190.0), **others, **homes)
     assert carried == {"a": 300.0, "b": WHOLE, "c": 300.0, "d": 100.0, "e": 110.0, "f": WHOLE, "g": WHOLE}

@@ -34,7 +34,7 @@ def roll_back(world: World, step: int, *, only_say: bool = False) -> str:
 
 
 def with_weights(steps: int = 5) -> World:
-    """The weights of every second step are in checkpoints; step ``steps`` + 1 is in hand."""
+    """The weights of every second step are in checkpoints, and step ``steps`` + 1 is under way."""
     world = training(**WEIGHTS)
     for step in range(1, steps + 1):
         world.step()
@@ -70,7 +70,7 @@ def test_a_step_that_is_nowhere_is_refused_by_those_that_there_are() -> None:
     assert not world.events(ev.RolledBack)
 
 
-def test_of_a_snapshot_that_is_not_all_here_it_is_said_who_has_it() -> None:
+def test_if_parts_of_a_snapshot_are_missing_their_holders_are_named() -> None:
     world = with_snapshot_in_halves()
     world.step()
     world.lose("a")
@@ -89,7 +89,7 @@ def test_a_long_list_is_cut_in_the_middle() -> None:
     assert "4 more; 0 (the start)" in told
 
 
-def test_who_asks_first_is_told_what_would_be_lost_and_nothing_happens() -> None:
+def test_a_dry_request_says_what_would_be_lost_and_changes_nothing() -> None:
     world = with_weights()
     phase, logged = world.state.phase, len(world.log)
     assert roll_back(world, 2, only_say=True) == (
@@ -111,7 +111,7 @@ def test_from_weights_training_goes_on_with_moments_of_zero_also_over_a_crash_or
         assigned = world.last_to("a", "assignment")
         assert (assigned.step, assigned.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
         assert (assigned.snapshot.weights, assigned.island_began, assigned.trained_before) == (True, 2, 2)
-        assert not assigned.snapshot.states, "what was agreed on had other moments"
+        assert not assigned.snapshot.states, "the agreed state had other moments"
     world.settle()
     world.step()
     assert world.state.ledger.training.step == 3

@@ -1,4 +1,4 @@
-"""`[train] rounds`: a plan comes with them, and each plan that begins while the run is at rest may come with others."""
+"""`[train] rounds`: a plan has rounds, and a plan that begins between two rounds may have other rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUTO: dict[str, Any] = {"rounds": "auto", "steps": 60, "evaluate_every": 0}
 
 
 def asked(**changes: dict[str, Any]) -> World:
-    """A world in which a and b have come, and the planner is asked the first question."""
+    """A world where a and b have joined, and the planner has got the first question."""
     world = World(fresh_state(**{"train": AUTO, "cluster": {"nodes": 2, "stages": "auto"}, **changes}))
     world.automatic_planning = False
     world.join("a", "b")
@@ -53,7 +53,7 @@ def step(world: World) -> None:
 
 
 def about_to_begin() -> World:
-    """After step 6 a plan with rounds is adopted, in which c, which has come, has no part."""
+    """After step 6 a plan with rounds is adopted. c has joined, and has no part in the plan."""
     world = begun(0)
     for _ in range(5):
         step(world)
@@ -270,7 +270,7 @@ def test_a_run_that_gets_more_steps_ends_with_the_first_exchange_after_them() ->
     assert world.state.ledger.training.step == 72
 
 
-def test_what_they_are_is_what_the_log_is_checked_by() -> None:
+def test_the_log_is_checked_against_the_plans_rounds() -> None:
     world = begun(10)
     world.log += [ev.StepCommitted(number, 1, 0.5, 112, 2.0, 1.0, 8, {}, {}) for number in range(1, 13)]
     assert "step 12 is no exchange, against the plan's rounds" in [

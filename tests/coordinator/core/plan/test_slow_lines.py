@@ -34,7 +34,7 @@ def training_over_a_line() -> World:
 
 
 def waits(world: World, *, size: int, seconds: float) -> None:
-    """The time of the step in hand passes. Then c says that so much has come from a since then, in so many seconds."""
+    """Lets time pass in the current step. Then c reports this amount from a since then, in this number of seconds."""
     world.wait(seconds, beating=NODES)
     came = wire.StepReady.Arrived(source="a", bytes=size, seconds=seconds)
     world.hear("c", heartbeat=wire.Heartbeat(arriving=[came]))
@@ -53,7 +53,9 @@ def test_a_line_that_falls_to_a_fiftieth_is_planned_around_before_the_step_ends(
     assert aborted.narrate() == f"step {step + 1} was aborted: the line from a to c is 50 times slower than usual"
     assert isinstance(world.state.phase, Switching)
     assert world.plan_in_force.nodes == ("a", "b")
-    assert world.events(ev.PlanAdopted)[-1].counts_from < world.state.ledger.training.generation  # what is done counts
+    assert (
+        world.events(ev.PlanAdopted)[-1].counts_from < world.state.ledger.training.generation
+    )  # work done so far counts
     assert world.events(ev.Suspected) == []
     world.settle()
     world.step()

@@ -1,4 +1,4 @@
-"""Where work is audited, no member can have steps go on from where they stood, which nobody can audit, whenever it likes."""
+"""Steps that resume with earlier work cannot be audited. With audits, no member can make steps resume whenever it likes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def link(destination: str, tensors: str, codec: str) -> wire.LinkCodec:
 
 
 def choose(world: World, codec: str, earlier: int = 0) -> None:
-    """a chooses a codec for what it sends to c, under the plan in force, or the one ``earlier`` generations before it."""
+    """a chooses a codec for its tensors to c, under the plan in force, or under a plan ``earlier`` generations before."""
     generation, codecs = world.state.ledger.training.generation - earlier, [link("c", "activations", codec)]
     world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation, codecs=codecs))
 

@@ -1,4 +1,4 @@
-"""Which links a node measures, and what is known of links: `core/reach/links.py`."""
+"""The links that a node measures, and how they are recorded: `core/reach/links.py`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_newcomer_among_many_probes_some_of_them() -> None:
     assert len(probed) > 2 * MOST_PROBED
 
 
-def test_a_newcomer_among_many_probes_those_of_its_own_key_rather_than_others() -> None:
+def test_a_newcomer_among_many_probes_nodes_of_its_own_key_rather_than_others() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
     beside = [f"mine{number}" for number in range(8)]
     world.belong_together(*beside)
@@ -127,7 +127,7 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
 
 
 def test_a_link_that_breaks_again_soon_is_not_measured_as_often_as_one_that_breaks_first() -> None:
-    """Otherwise two that lose each other, and measure well, could do so for ever."""
+    """Otherwise two nodes that lose each other, and measure well, could repeat this forever."""
     world = training(*"abc", **LONG)
     lease = world.state.lease
 

@@ -82,7 +82,7 @@ def test_it_is_planned_with_once_both_sides_have_spoken() -> None:
     assert ways_of(world, "a") == ways_of(world, "b") == {}
 
 
-def test_one_who_never_answers_delays_it_no_longer_than_a_measurement_may_take() -> None:
+def test_a_node_that_never_answers_delays_it_no_longer_than_a_measurement_may_take() -> None:
     world = world_with("a")
     world.prepare("b")
     world.hear("b", measured("b", "a"))
@@ -90,7 +90,7 @@ def test_one_who_never_answers_delays_it_no_longer_than_a_measurement_may_take()
     assert admission(world, "b") is Admission.READY
 
 
-def test_one_who_leaves_before_it_answers_does_not_delay_it() -> None:
+def test_a_node_that_leaves_before_it_answers_does_not_delay_it() -> None:
     world = world_with("a", "c")
     world.prepare("b")
     world.hear("b", measured("b", "a", "c"))
@@ -146,7 +146,7 @@ def test_one_report_of_many_links_is_answered_at_once() -> None:
     assert [peer.node for peer in world.last_to("b", "probe").peers] == ["a", "c", "d"]
 
 
-def test_one_who_was_not_asked_to_dial_another_has_nothing_to_say_of_it() -> None:
+def test_a_node_that_was_not_asked_to_dial_another_is_ignored() -> None:
     world = world_with("a", relays=["r"])
     comes(world, "b", "a", dials=False, is_dialled=True)
     before = world.state.ledger
@@ -233,14 +233,14 @@ def test_a_relay_that_did_not_work_is_tried_again_after_a_while() -> None:
     assert world.kinds_to("a")[-1] == "probe"
 
 
-def test_one_that_left_is_lent_nothing_any_more() -> None:
+def test_a_node_that_left_is_no_longer_lent_connections() -> None:
     world = world_with("a")
     comes(world, "b", "a", dials=True, is_dialled=False)
     world.lose("a")
     assert holders_of(world, "b") == []
 
 
-def test_the_ways_are_those_of_the_log() -> None:
+def test_the_ways_are_the_ways_in_the_log() -> None:
     world = world_with("a", relays=["r"])
     comes(world, "b", "a", dials=False, is_dialled=False)
     assert world.refolded().reach.ways == world.state.ledger.reach.ways

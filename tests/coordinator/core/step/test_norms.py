@@ -18,7 +18,7 @@ LIE = 1e12
 
 
 def step(world: World, norms: Mapping[str, float]) -> None:
-    """Each node votes its norm, 1 where there is none."""
+    """Each node votes its norm: 1 if none is given."""
     for node in world.plan_in_force.nodes:
         world.vote(node, squared_gradient_norm=norms.get(node, 1.0) ** 2)
 
@@ -103,7 +103,7 @@ def test_a_stage_that_is_often_large_counts_less() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3 * LEAST])
-def test_who_says_too_little_makes_the_others_clip_by_themselves_and_no_more(steps: int) -> None:
+def test_a_node_that_says_too_small_a_norm_only_makes_the_others_clip_by_themselves(steps: int) -> None:
     """Nobody knows which of two is wrong. Each one's own gradients stay within the run's bound."""
     world = training("a", "b", **LONG)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""A loss that spikes is told once, with what can be done: `core/step/spikes.py`."""
+"""A spike of the loss is reported once, with commands that may help: `core/step/spikes.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def alarms(losses: Iterable[float], kind: Kind) -> list[int]:
-    """The numbers of the losses at which a spike is told."""
+    """The numbers of the losses that are reported as spikes."""
     recent, told = Recent(), list[int]()
     for number, loss in enumerate(losses, 1):
         recent = recent.with_loss(number, loss)
@@ -33,7 +33,7 @@ def alarms(losses: Iterable[float], kind: Kind) -> list[int]:
 
 
 def remembering(noise: np.ndarray, much: float) -> np.ndarray:
-    """Noise in which each value has so much of the one before."""
+    """Noise in which each value contains this fraction of the previous value."""
     found, last = np.empty_like(noise), 0.0
     for number, each in enumerate(noise):
         found[number] = last = much * last + (1 - much**2) ** 0.5 * each
@@ -98,7 +98,7 @@ def test_a_loss_that_jumps_and_stays_up_is_told_once_and_one_strange_batch_is_no
     again = [loss + height * (at <= number < at + 10 or number >= at + 40) for number, loss in enumerate(losses)]
     first, *others = alarms(again, "training")
     assert first == only
-    assert not others or (len(others) == 1 and others[0] >= at + 40 + ROW), "what was high before may be usual by then"
+    assert not others or (len(others) == 1 and others[0] >= at + 40 + ROW), "a high loss may be usual by then"
 
 
 SMALL = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 10, "keep": 20}}

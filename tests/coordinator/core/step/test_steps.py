@@ -88,7 +88,8 @@ def test_the_log_says_whose_gradients_were_clipped_by_whom() -> None:
 
 @pytest.mark.parametrize("named", ["a", "ba", "bb", "z"])
 def test_a_vote_that_names_whom_it_cannot_have_clipped_is_refused(named: str) -> None:
-    """Sums of who has clipped are not done again: so nobody can say it of itself, which no log would show."""
+    """The sums of a node that reports clipping are not repeated. So a node cannot report this about itself: no log would show
+    it."""
     world = strangers("a", "b")
     world.vote("a", clipped=[wire.StepReady.Clipped(node=node, pieces=1, worst=2.0) for node in named])
     refusal = world.last_to("a", "refusal")

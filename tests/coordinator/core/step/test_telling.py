@@ -19,7 +19,7 @@ def waits(world: World, node: str) -> list[str]:
     return [status.waiting for status in told(world, node)]
 
 
-def test_who_joins_is_told_what_the_run_waits_for_until_it_trains() -> None:
+def test_a_node_that_joins_is_told_what_the_run_waits_for_until_it_trains() -> None:
     world = World(fresh_state(cluster={"nodes": 2}))
     world.join("a")
     world.automatic_planning = False

@@ -43,7 +43,7 @@ def test_neighbours_that_cannot_be_reached_or_are_slow_are_never_charged_nor_are
 
 
 def test_who_leaves_by_accident_while_it_is_audited_is_not_accused() -> None:
-    """Its auditors have come to the same, or are called off before they have come to anything."""
+    """Its auditors have got the same result, or are called off before they have a result."""
     world = auditing("a", "b", "c")
     for times in range(8):
         all_vote(world)

@@ -70,12 +70,12 @@ def test_twice_of_what_a_node_has_shown_counts_in_any_case() -> None:
     assert counted_flops(replace(known, members=members), ["a", "b"]) == [1e11, 4e12]
 
 
-def test_a_kind_of_device_of_which_none_is_proven_counts_for_its_own_median() -> None:
+def test_a_kind_of_device_without_proven_nodes_counts_for_its_own_median() -> None:
     gpus = {"b": ("cuda", 1e13, NEW), "c": ("cuda", 4e13, NEW), "d": ("cuda", 1e16, NEW)}
     assert counted("open", a=("cpu", 1e11, PROVEN), **gpus) == [1e11, 0.5e13, 2e13, 2e13]
 
 
-def test_links_of_who_is_not_proven_count_for_twice_the_fastest_between_proven_ones() -> None:
+def test_links_of_unproven_nodes_count_for_at_most_twice_the_fastest_between_proven_nodes() -> None:
     known = ledger("open", a=("cpu", 1e11, PROVEN), b=("cpu", 1e11, PROVEN), c=("cpu", 1e11, NEW))
     claimed = {**known.reach.links, "c": {"a": ev.Link("c", "a", 0.01, 1e12), "b": ev.Link("c", "b", 0.01, 5e7)}}
     known = altered(Ledger(), run=known.run, members=known.members, audits=known.trust.audits, links=claimed)

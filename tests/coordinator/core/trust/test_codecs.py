@@ -9,7 +9,7 @@ from dtfm.node.training.compression import GENTLEST_FIRST
 from dtfm.protos.run_file.tables import Network
 
 
-def test_auto_is_what_nodes_choose_from() -> None:
+def test_nodes_choose_among_the_codecs_of_auto() -> None:
     assert tuple(codec.name.lower() for codec in GENTLEST_FIRST) == AUTO
 
 

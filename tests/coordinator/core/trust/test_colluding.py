@@ -23,7 +23,7 @@ def answers(accused: str, by: str, *, accusing: bool) -> dict[str, float]:
 
 
 def trained(honest: str, believed: str = "", *, accusing: bool = False, attempts: int = 40) -> Planning:
-    """A run of strangers in two stages, in which all work is done again, until no liar is left, or so many steps were tried."""
+    """A run of strangers in two stages where all work is repeated, until no liar is left, or this number of steps was tried."""
     train = {**LONG["train"], "global_batch": 24}
     names, trust = [*honest, *LIARS], {"audit_rate": 1.0}
     cluster = {"stages": [len(names) // 2, len(names) - len(names) // 2]}
@@ -61,8 +61,8 @@ def test_with_a_believed_node_both_lose(believed: str) -> None:
 
 
 @pytest.mark.parametrize("honest", ["abc", "abcd"])
-def test_no_stage_is_left_to_two_who_agreed_against_a_third(honest: str) -> None:
-    """As fast as they are."""
+def test_no_stage_is_left_to_two_nodes_that_agreed_against_a_third(honest: str) -> None:
+    """However fast the two are."""
     world, third = trained(honest, attempts=0), honest[0]
     said = [ev.Suspected(1, 1, Charge.AUDIT, (third, liar), "why", (third, liar)) for liar in LIARS]
     ledger = fold([*said, *(ev.DeviceTimed(liar, 2e11) for liar in LIARS)], world.state.ledger)

@@ -1,4 +1,5 @@
-"""The commit waits for the answers to a step's audits, which count from whom they are due: `core/auditing/conduct.py`."""
+"""The commit waits for the answers to a step's audits. Only answers of the nodes that were asked count:
+`core/trust/auditing.py`."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_the_answer_is_awaited_no_longer_than_a_usual_step_may_take() -> None:
     assert world.state.wakes_at == pytest.approx(world.now + STEP_LEASES * LEASE, rel=1e-3)
 
 
-def test_an_auditor_is_told_how_long_it_has_so_that_it_can_say_who_kept_it_waiting() -> None:
+def test_an_auditor_is_told_its_time_limit_so_that_it_can_name_the_node_that_kept_it_waiting() -> None:
     world = auditing("a", "b", "c")
     all_vote(world)
     assert world.state.wakes_at is not None

@@ -39,7 +39,7 @@ def of_three_replicas(**changes: dict[str, object]) -> World:
     return training(*"abcde", **{**LONG, **changes})
 
 
-def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined() -> None:
+def test_the_replica_whose_state_differs_from_two_others_is_quarantined() -> None:
     world = of_three_replicas()
     world.step()
     for node in "abcde":
@@ -53,7 +53,7 @@ def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined(
 
 
 def shared_by(world: World, node: str, layers: Iterable[int] = (), shared: bytes = DIGEST) -> list[wire.BucketState]:
-    """What the node says of its stage's layers, and of these ``layers`` that it has this digest of what islands share."""
+    """The node's report about its stage's layers. For these ``layers`` it gives this digest of the state that islands share."""
     own = [layer for stage in world.plan_in_force.stages if node in stage.replicas for layer in range(*stage.layers)]
     lies = dict.fromkeys(layers, shared)
     return [wire.BucketState(bucket=n, digest=DIGEST, shared=lies.get(n, DIGEST)) for n in sorted({*own, *lies})]
@@ -70,7 +70,7 @@ def test_the_island_that_has_another_state_after_an_exchange_than_two_others_is_
     assert verdicts(world) == [("d", Charge.DIGEST, True)]
 
 
-def test_who_says_nothing_of_what_islands_share_where_others_do_has_another_state() -> None:
+def test_a_node_without_a_digest_of_shared_state_differs_from_nodes_with_one() -> None:
     world = islands("a", "b", "c", "d")
     exchange(world)
     for node in "abcd":
@@ -120,7 +120,7 @@ def test_the_names_of_one_key_have_one_voice() -> None:
     assert len(kept_apart(world.state.ledger)) >= 1
 
 
-def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_what_both_agreed_on() -> None:
+def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_the_state_both_agreed_on() -> None:
     world = training("a", "b", "c", train=LONG["train"], checkpoint={"every": 2})
     for _ in range(4):
         world.step()
@@ -131,7 +131,7 @@ def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_what_both_ag
     assert verdicts(world) == []
     assert kept_apart(world.state.ledger) == {("a", "b")}
     back = world.events(ev.RolledBack)[-1]
-    assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
+    assert (back.from_step, back.step) == (4, 2), "the snapshot of step 4 has the state that they disagree about"
     assert world.state.ledger.copies.checkpoints.keys() == {2}
 
 

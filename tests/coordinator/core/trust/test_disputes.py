@@ -39,7 +39,7 @@ def test_a_dispute_outlasts_new_measurements_of_the_link_and_ends_with_its_suspi
         assert kept_apart(world.state.ledger) == {("a", "b"), ("a", "c")}, f"after {commits} commits"
         trains_again(world)
         world.wait(world.state.lease, beating="abc")
-        assert "probe" not in world.kinds_to("a")[-20:], "nobody measures what is not broken"
+        assert "probe" not in world.kinds_to("a")[-20:], "nobody measures a link that works"
         if commits == 5:
             again = ev.LinksMeasured("a", tuple(ev.Link(a, b, 0.001, 1e9) for a, b in ("ab", "ba", "ac", "ca")))
             world.state = replace(world.state, ledger=fold([again], world.state.ledger))

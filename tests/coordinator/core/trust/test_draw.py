@@ -115,7 +115,7 @@ def test_most_steps_are_not_audited_at_a_small_rate_and_then_all_nodes_are_at_on
     assert sum(count == 8 for count in counts) > 0.9 * sum(count > 0 for count in counts)
 
 
-def test_who_weighs_more_is_audited_more_and_who_weighs_nothing_is_not() -> None:
+def test_a_node_of_more_weight_is_audited_more_and_a_node_without_weight_is_not() -> None:
     plan = plan_of([3], 30)
     drawn = [
         each

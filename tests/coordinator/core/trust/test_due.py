@@ -1,4 +1,4 @@
-"""Whose audit came to nothing is audited in its next steps, until somebody has come to something."""
+"""A node whose audit had no result is audited in its next steps, until an audit has a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of a step is done again before its commit, and who is wrong goes: `core/auditing/judgement.py`."""
+"""Work of a step is repeated before its commit, and the node at fault goes: `core/trust/judgement.py`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_believed_node_decides_and_is_asked_first(liars: str) -> None:
     assert "b" not in {node for node, _, _ in quarantined(world)}
 
 
-def test_where_one_auditor_comes_to_nothing_another_party_is_asked() -> None:
+def test_if_an_auditor_has_no_result_another_party_is_asked() -> None:
     world = auditing("a", "b", "c")
     all_vote(world)
     asked_for(world, "a")

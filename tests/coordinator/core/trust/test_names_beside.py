@@ -55,7 +55,7 @@ def test_what_is_due_of_one_name_is_not_settled_by_an_audit_of_another_beside_it
     world.state = replace(world.state, auditing=replace(world.state.auditing, due={"a": 0, "gone": 0}))
     world.belong_together("gone")
     answer_all(world, of="a", problem="no memory")
-    assert world.state.auditing.due.keys() == {"a"}, "that of a name that is out of the plan is"
+    assert world.state.auditing.due.keys() == {"a"}, "a name outside the plan is not due"
     answer_all(world)
     assert not world.state.auditing.due
 
@@ -70,7 +70,7 @@ def test_sums_are_done_again_though_another_name_of_their_owners_key_kept_nothin
 
 
 def with_both_names_in_the_first_stage(nodes: Iterable[str]) -> Plan:
-    """A key has m1 and m2, which train the first stage, with x as soon as that is there. b trains the second."""
+    """One key has m1 and m2. They train the first stage, with x as soon as x has joined. b trains the second."""
     first = [name for name in sorted(nodes) if name != "b"]
     ways = [(first[number % len(first)], "b") for number in range(4)]
     stages = [Stage((0, 2), tuple(first), ()), Stage((2, LAYERS), ("b",), ())]

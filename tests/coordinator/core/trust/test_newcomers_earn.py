@@ -1,5 +1,5 @@
-"""Plans of an open run, made by the scheduler itself: a stranger begins beside proven members, and its part grows with what it
-shows."""
+"""Plans of an open run, made by the scheduler itself. A stranger begins beside proven members, and its part grows with the speed
+that it shows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nobody_can_show_that_another_claims_too_much_but_each_is_taken_at_its_w
     assert drifted["a"] == pytest.approx(HONEST / 100, rel=0.01)
 
 
-def test_the_plan_is_made_anew_when_somebody_is_proven() -> None:
+def test_a_new_plan_is_made_when_a_node_becomes_proven() -> None:
     world = run_of_two()
     asked = world.state.planner.number
     world.wait(1, beating="ab")

@@ -1,4 +1,4 @@
-"""What an auditor is asked to do again, of whom, and with which digests: `core/trust/draw.py`."""
+"""The order for an auditor: the work to repeat, its node, and the digests: `core/trust/draw.py`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PLAN = plan_of([2, 2], 4)
 
 
 def described(plan: Plan, tied: int = 0) -> Described:
-    """A model with a layer for each stage, and so many buckets that are tied between layers."""
+    """A model with a layer for each stage, and this number of buckets that are tied between layers."""
     layers = (Layer("x", 1e9, 4e6, 1e5),) * len(plan.stages)
     return Described(Workload(layers, 8), "ab12", 100, 10, 3.2, 256, len(layers) + tied)
 
@@ -82,7 +82,7 @@ def test_who_names_a_piece_names_all_that_is_passed_of_it(node: str, kind: Kind)
     assert f"{kind.name} 0, which goes between it and {'0b' if node == '0a' else '0a'}" in lacks(PLAN, node, said)
 
 
-def test_two_who_name_nothing_between_them_each_lack_something() -> None:
+def test_two_nodes_that_name_nothing_between_them_each_lack_something() -> None:
     """Else what each of them added up could not be done again: an addend would be missing."""
     plan = plan_of([4], 4)
     for node in ("0b", "0c"):

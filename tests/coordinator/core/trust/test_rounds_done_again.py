@@ -1,4 +1,4 @@
-"""In an exchange others do the round again of whoever is an island alone."""
+"""In an exchange, other nodes repeat the round of a node that is an island alone."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_replicas_compare_of_an_exchange_proves_nobody() -> None:
         world.step()
     world.state = replace(world.state, auditing=replace(world.state.auditing, due={"b": 0}))
     exchange(world)
-    assert world.state.auditing.due == {"b": 0}, "nor does it stand for an audit that came to nothing"
+    assert world.state.auditing.due == {"b": 0}, "nor does it stand for an audit without a result"
 
 
 def two_replicas() -> Plan:
@@ -169,7 +169,7 @@ def test_who_is_slow_does_not_do_the_round_of_a_fast_one_again_where_another_can
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_only_whoever_is_an_island_alone_does_the_rounds_of_such_again(seed: int) -> None:
+def test_only_nodes_that_are_islands_alone_repeat_each_others_rounds(seed: int) -> None:
     plan = first_and_others("abcd")  # a and b are the stages of one island
     drawn = draw(plan, 1.0, Random(seed), itself, plan.nodes, exchanges=True)
     assert {(each.node, each.by, each.whole) for each in drawn} == {("c", "d", True), ("d", "c", True)}

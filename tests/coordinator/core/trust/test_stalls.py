@@ -14,7 +14,7 @@ def progress(activations: object = (), gradients: object = (), finished: object 
     return wire.Progress(activations=activations, gradients=gradients, finished=finished)  # type: ignore[arg-type]
 
 
-def test_who_has_activations_that_the_next_one_lacks_or_that_one_who_says_so() -> None:
+def test_micro_batches_stand_between_a_node_that_has_them_and_the_next_that_lacks_them() -> None:
     said = {"a": progress(), "b": progress(EVERY), "c": progress()}
     assert stalled(CHAIN, said) == {"b", "c"}
 

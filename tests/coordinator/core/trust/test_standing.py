@@ -11,7 +11,8 @@ from tests.coordinator.ledgers import altered
 
 
 def ledger(keys: str, steps: tuple[int, ...] = (), mode: str = "trusted") -> Ledger:
-    """Nodes n0, n1, ... came in this order with these ``keys``, a letter each ("-": none is known), and did so many ``steps``."""
+    """Nodes n0, n1, ... joined in this order with these ``keys``, a letter each ("-": not known), and this number of
+    ``steps``."""
     nodes = [f"n{number}" for number in range(len(keys))]
     names = {node: Holder(key, "node", "") for node, key in zip(nodes, keys, strict=True) if key != "-"}
     worked = dict(zip(nodes, steps or (0,) * len(nodes), strict=True))
@@ -33,20 +34,20 @@ def test_where_one_key_has_all_nodes_each_counts_for_itself() -> None:
     assert [party(f"n{number}") for number in range(3)] == ["n0", "n1", "n2"]
 
 
-def test_who_is_gone_does_not_count_among_people_who_know_each_other() -> None:
+def test_nodes_that_are_gone_do_not_count_among_people_who_know_each_other() -> None:
     known = ledger("kkv")
     assert not known.is_alone
     assert NodeLeft("n2", "it was only visiting").apply(known).is_alone
 
 
-def test_among_strangers_who_is_gone_counts_until_it_is_revoked() -> None:
+def test_among_strangers_a_node_that_is_gone_counts_until_it_is_revoked() -> None:
     known = NodeLeft("n2", "for the night").apply(ledger("kkv", mode="open"))
     assert not known.is_alone
     assert known.party("n0") == known.party("n1")
     assert Revoked("n2", (), 0.0, "an operator").apply(known).is_alone
 
 
-def test_who_has_done_fewer_steps_is_weaker_and_then_who_came_later() -> None:
+def test_a_node_with_fewer_steps_is_weaker_and_then_a_node_that_came_later() -> None:
     assert weakest(ledger("abc", (5, 3, 7)), ["n0", "n1", "n2"]) == "n1"
     assert weakest(ledger("abc", (5, 5, 5)), ["n0", "n1", "n2"]) == "n2"
 

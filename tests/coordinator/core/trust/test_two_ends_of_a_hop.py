@@ -30,7 +30,7 @@ def test_two_ends_of_a_hop_that_differ_are_kept_apart_and_neither_is_quarantined
 
 
 @pytest.mark.parametrize("norm", [2.0, 3.0])
-def test_who_sends_different_sums_to_its_replicas_goes_and_none_of_these_though_it_differs(norm: float) -> None:
+def test_a_node_that_sends_different_sums_to_replicas_goes_and_no_replica_though_they_differ(norm: float) -> None:
     """Both ends of each hop say the same. If only a sign differs, the norms are equal."""
     world = auditing("a", "b", "c")
     odd = ("c", "b", Kind.GATHER)
@@ -72,7 +72,9 @@ def test_whom_three_others_contradict_is_quarantined() -> None:
 @pytest.mark.parametrize(
     "changes", [{"sent": [], "received": []}, {"losses": []}, {"losses": [0.1] * 2}, {"sent": [], "kept": False}]
 )
-def test_who_says_nothing_of_what_the_plan_has_or_another_loss_is_at_fault_alone(changes: dict[str, Any]) -> None:
+def test_a_node_that_omits_a_tensor_of_the_plan_or_votes_another_loss_is_alone_at_fault(
+    changes: dict[str, Any],
+) -> None:
     world = auditing("a", "b", "c", "d", planner=squares)
     for node in "abd":
         world.vote(node)

@@ -91,10 +91,10 @@ def test_checkpoints_that_are_deleted_by_now_are_no_way_back() -> None:
         (Audits(4, 5, last_of={"a-2": 5}, last_added={"a-2": 5}), {"addends": 2.0}, [0]),
     ],
     ids=[
-        "that of a micro-batch says nothing of what it added",
+        "an audit of a micro-batch does not show the node's addends",
         "whatever was wrong",
-        "where nothing that is added can be compared",
-        "not that of another of its names",
+        "if no addends can be compared",
+        "not the audit of another of its names",
     ],
 )
 def test_the_last_clean_audit_is_one_that_would_have_seen_it(

@@ -50,7 +50,7 @@ def proven(world: World, *nodes: str) -> World:
 
 
 def from_addresses(state: State, **origins: str) -> State:
-    """By node, the address from which it comes."""
+    """By node, its address."""
     for node, origin in origins.items():
         session = replace(state.members.sessions[node], origin=origin)
         state = replace(state, members=state.members.with_session(session))
