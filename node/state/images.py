@@ -43,7 +43,7 @@ class Images:
         self._readings: WeakSet[Reading] = WeakSet()
 
     def read(self, bucket: Bucket, offset: int = 0, *, outlasts: bool = True, shared: bool = False) -> Reading:
-        """Reads the bucket's present state from byte ``offset`` on, or the part that islands have ``shared``. Not while it changes.
+        """Reads the bucket's state from byte ``offset`` on, or the part that islands have ``shared``. Not while it changes.
         Unless it ``outlasts`` the state, the reading is over with the next change."""
         with self._lock:
             alike = (image for image in self._images if image.bucket is bucket and image.shared is shared)
@@ -130,7 +130,7 @@ class _Image:
             return memoryview(self._kept.read(end - begin))
 
     def keep(self, room: int, scratch: Scratch) -> int:
-        """Copies the part that somebody has not read yet, unless that is done: to memory if ``room`` bytes are enough. Returns the
+        """Copies the part that somebody has not read yet, once: to memory if ``room`` bytes are enough. Returns the
         bytes of that."""
         with self._lock:
             bucket, self.bucket = self.bucket, None

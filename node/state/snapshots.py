@@ -1,5 +1,5 @@
-"""This node's part in the run's snapshots: those that it writes, keeps on its own disk, fetches from other disks, goes back to, and
-sends to the run's place for checkpoints."""
+"""This node's part in the run's snapshots: it writes them, keeps them on its own disk, fetches parts from other disks, goes back
+to them, and sends them to the run's place for checkpoints."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A bucket's state comes once. After that come each step's summed gradients, a third of its size, and the optimizer's update is
 done here too, with the same bits as everywhere (optimizer.py). So a node enters a plan, or takes over from a lost one,
-without a pause to fetch state. With rounds, what all islands share comes, then the sum of each exchange: the copies are as of
-the last step at which the run was at rest, and are for a new island.
+without a pause to fetch state. With rounds, the state that all islands share comes, then the sum of each exchange. These copies
+are as of the last exchange, and are for a new island.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class StandbyCopies:
         tell: Tell,
         counted: tuple[Rounds, int] = (NO_ROUNDS, 0),
     ) -> None:
-        """``copied``: the buckets to fill, each with its donors. ``counted``: how to count steps, by the rounds, and the steps that
-        were trained before the donors' moments began."""
+        """``copied``: the buckets to fill, each with its donors. ``counted``: how to count steps, by the rounds, and the steps
+        that were trained before the donors' moments began."""
         self._run = run
         self.counted, (self._rounds, self._trained_before) = counted, counted
         self._dialler = dialler

@@ -182,7 +182,7 @@ class StateStore:
                     subscription.end(f"NOT_HELD: {why or f'buckets {missing} are no longer held here as of that step'}")
 
     def move(self, bucket: Bucket, elsewhere: Bucket | None) -> None:
-        """Holds ``elsewhere``, the same state in other memory, in place of a held ``bucket``; None: holds it no longer. The unread
+        """Holds ``elsewhere``, the same state in other memory, in place of a held ``bucket``; None: drops it. The unread
         part for others is copied, and the bucket let go."""
         if elsewhere is bucket:
             return

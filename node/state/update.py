@@ -13,7 +13,7 @@ PLACE = np.dtype("<u4")
 _BITS = {4: torch.int32, 8: torch.int64}
 
 BASES = Codec.RAW16, Codec.I4B64
-"""Codecs out of which what they have decoded to comes with the same bits. Under I8B256 most blocks would have another scale."""
+"""Codecs that keep the bits of their own decoded values. Under I8B256 most blocks would have another scale."""
 
 
 def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
