@@ -162,7 +162,7 @@ class Session:
         return self._status.run.lease_seconds or DEFAULT_LEASE
 
     def places(self, record: logging.LogRecord) -> bool:
-        """A filter that passes every record, and adds of which run, node, generation and step it is."""
+        """A filter that passes every record, and adds its run, node, generation and step."""
         record.place = self._status.place()
         return True
 
@@ -204,7 +204,7 @@ class Session:
             pause = min(max(silent / 10, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
             if self._lapsed:
-                log.warning("%s. It connects again, with what it holds.", self._lapsed)
+                log.warning("%s. It connects again and keeps its state.", self._lapsed)
             elif time.monotonic() - said >= SAY_AGAIN_SECONDS:
                 said = time.monotonic()
                 log.warning(
@@ -375,7 +375,7 @@ class Session:
             case "status":
                 self._status.told(message.status)
             case "assignment":
-                with contextlib.suppress(ValueError, IndexError):  # otherwise the trainer says what is wrong
+                with contextlib.suppress(ValueError, IndexError):  # otherwise the trainer reports the problem
                     self._status.assigned(unpack_plan(message.assignment.plan))
                 self._trainer.adopt(message.assignment, self._server.deliver_to)
             case "standby":

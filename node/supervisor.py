@@ -2,8 +2,8 @@
 
 The supervisor imports what nodes need, once, and then forks: so packages are read and kept in memory once. It has one thread
 then, computes nothing and has not begun to use CUDA, which is when forking is safe. Nodes do not depend on each other: one that
-ends leaves the others alone. It is not started again, as what ended it may end it again and again at the others' cost; unless its
-device had worked and has failed, which only a new process mends.
+ends leaves the others alone. It is not started again: the same cause may end it again and again at the others' cost. There is
+one exception: if its device had worked and has failed, only a new process mends this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEANING = {
     START_AGAIN: "its device has failed, soon after it was started",
 }
 LEAST_SECONDS = 60.0
-"""That a node must have lasted to be started again after its device has failed."""
+"""A node whose device has failed is started again only if it has lasted this long."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,7 +43,7 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
     """Runs ``member(number)`` for each label in a process of its own, and waits for all to end. Signals that end a program
     (see `endings`) are passed on. Returns the largest of their exit codes; 1 stands for a signal that nobody passed on.
 
-    In the processes of members, raises what ``member`` does, or SystemExit with what it returns.
+    In the processes of members, raises the error of ``member``, or SystemExit with its exit code.
     """
     with ended_by_ctrl_c():
         for module in PRELOADED:

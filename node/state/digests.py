@@ -23,7 +23,7 @@ class StateDigests:
         self._known = WeakKeyDictionary[Bucket, Future[tuple[bytes, bytes]]]()
 
     def begin(self, step: int, buckets: Iterable[Bucket]) -> None:
-        """Begins to take the digests of the buckets as they are now, after ``step``. Those that are taken already are not taken
+        """Begins to take the digests of the buckets' present state, after ``step``. Digests that are taken already are not taken
         again."""
         if step != self._step:
             self._step = step
@@ -33,7 +33,7 @@ class StateDigests:
                 self._known[bucket] = self._thread.submit(_digest, bucket, after(bucket.home))
 
     def of(self, buckets: Iterable[Bucket]) -> list[BucketState]:
-        """As PlanReady has them, once they are taken, which has begun."""
+        """The digests for PlanReady, once they are taken; `begin` has been called."""
         known = ((each, self._known[each].result()) for each in buckets)
         return [BucketState(bucket=b.spec.index, digest=d[0], shared=d[1], donors=b.donors) for b, d in known]
 

@@ -116,7 +116,7 @@ class Disk:
         return header, pieces if size else iter((memoryview(b""),))
 
     def keep(self, steps: Collection[int]) -> None:
-        """Removes all snapshots but those of these steps."""
+        """Removes all snapshots except these steps'."""
         for step, folder in self._steps():
             if step not in steps:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -31,8 +31,8 @@ class Gathered:
             await self.flush()
 
     async def flush(self) -> None:
-        """Returns, also when cancelled, when all that has arrived is taken: nothing is written behind the caller's back. Raises
-        what ``take`` raises, even when cancelled: whoever only timed out must not go on behind a hole."""
+        """Returns, also when cancelled, when all arrived bytes are taken: nothing is written behind the caller's back. Raises
+        the errors of ``take``, even when cancelled: a caller that only timed out must not go on behind a hole."""
         if not self._pieces:
             return
         pieces, self._pieces = self._pieces, bytearray()

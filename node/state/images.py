@@ -32,9 +32,9 @@ class Images:
     """The images of this process.
 
     Readings of a bucket in the same state share an image. While they keep up with training, each has a piece in memory beside
-    the state, and training waits for none. Just before the state changes, what some have not read yet is copied once: to memory,
-    as far as that has room (FREE_MEMORY_FRACTION), else to a file of ``scratch``. Where neither has room, and of an image that
-    nobody wants longer than the state lasts, the rest is lost, and training goes on.
+    the state, and training waits for none. Just before the state changes, the unread rest is copied once: to memory,
+    as far as that has room (FREE_MEMORY_FRACTION), else to a file of ``scratch``. If neither has room, or if no reading wants the
+    image longer than the state lasts, the rest is lost, and training goes on.
     """
 
     def __init__(self, scratch: Scratch = no_scratch) -> None:
@@ -44,8 +44,8 @@ class Images:
         self._readings: WeakSet[Reading] = WeakSet()
 
     def read(self, bucket: Bucket, offset: int = 0, *, outlasts: bool = True, shared: bool = False) -> Reading:
-        """The bucket's state from byte ``offset`` on, or what islands have ``shared`` of it, as it is now. Not while it changes.
-        Unless it ``outlasts`` the state, it is over with the next change."""
+        """Reads the bucket's state from byte ``offset`` on, or the part that islands have ``shared``. Not while it changes.
+        Unless it ``outlasts`` the state, the reading is over with the next change."""
         with self._lock:
             alike = (image for image in self._images if image.bucket is bucket and image.shared is shared)
             image = next(alike, None) or _Image(bucket, shared)
@@ -56,8 +56,8 @@ class Images:
             return reading
 
     def keep(self, *, shared: bool = True, of: Bucket | None = None) -> None:
-        """To be called before the state changes, and what is ``shared`` of it, if so, by the thread that changes it. ``of``: of
-        this bucket alone. Raises nothing."""
+        """To be called before the state changes, with ``shared`` if its shared part does, by the thread that changes it. ``of``:
+        of this bucket alone. Raises nothing."""
         with self._lock:
             changing = (
                 image for image in self._images if (shared or not image.shared) and (of is None or image.bucket is of)
@@ -77,7 +77,7 @@ class Images:
 class Reading:
     """An iterator over the pieces of a bucket's state: at least one, which may be empty. For one thread at a time.
 
-    Raises LookupError where the state has changed meanwhile, and OSError where there was no room to keep it.
+    Raises LookupError if the state has changed since, and OSError if there was no room to keep it.
     """
 
     def __init__(self, images: Images, image: _Image, offset: int, outlasts: bool) -> None:
@@ -102,7 +102,7 @@ class Reading:
 
 
 class _Image:
-    """One bucket's state: in the bucket until that changes, then in what was kept of it. Then the bucket is let go: the node may
+    """One bucket's state: in the bucket until that changes, then in the copy. Then the bucket is let go: the node may
     have another stage by now."""
 
     def __init__(self, bucket: Bucket, shared: bool) -> None:
@@ -112,7 +112,7 @@ class _Image:
         self.end = bucket_bytes(bucket.spec, bucket.parameters.dtype, shared=shared)
         self.readings: WeakSet[Reading] = WeakSet()
         self._lock = Lock()
-        # To read it without waiting for what is computed meanwhile.
+        # To read it without waiting for present computations.
         self._ready = after(bucket.home)
         self._kept: memoryview | BinaryIO = memoryview(b"")
         self._kept_from = 0
@@ -131,8 +131,8 @@ class _Image:
             return memoryview(self._kept.read(end - begin))
 
     def keep(self, room: int, scratch: Scratch) -> int:
-        """Copies what somebody has not read yet, unless that is done: to memory if ``room`` bytes are enough. Returns the bytes
-        of that."""
+        """Copies the part that somebody has not read yet, once: to memory if ``room`` bytes are enough. Returns the
+        bytes of that."""
         with self._lock:
             bucket, self.bucket = self.bucket, None
             wanted = [reading.at for reading in self.readings if reading.outlasts]

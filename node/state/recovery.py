@@ -60,12 +60,12 @@ class Inventory:
 
     @property
     def usable(self) -> Mapping[int, Bucket]:
-        """The buckets that the next stage may take over as they are. Held ones only if they are expected: otherwise the state
+        """The buckets that the next stage may take over unchanged. Held ones only if they are expected: otherwise the state
         comes from somewhere else."""
         return {**self.copied, **self.expected}
 
     def still_has(self, stage: Stage, placement: Placement) -> bool:
-        """Whether ``stage``, of an earlier plan, can be used again as it is for ``placement``."""
+        """Whether ``stage``, of an earlier plan, can be used again, unchanged, for ``placement``."""
         same = (stage.first, stage.past_last, stage.keeping) == (*placement.layers, placement.keeping)
         trusted = self.step == 0 or self.promised.issuperset(self.layers)
         return (
@@ -84,7 +84,7 @@ class Inventory:
 def take_inventory(
     assignment: Assignment, specs: Sequence[BucketSpec], node: str, placement: Placement | None, held: HeldState
 ) -> Inventory:
-    """What ``node`` has in memory of what ``assignment`` needs; ``specs`` are the model's buckets."""
+    """The part of ``assignment``'s state that ``node`` has in memory; ``specs`` are the model's buckets."""
     promised = frozenset(layer for layer, donors in enumerate(assignment.donors) if node in donors.nodes)
     buckets = held.buckets if held.step == assignment.step else {}
     layers = range(*placement.layers) if placement is not None else range(0)
@@ -107,12 +107,12 @@ def acquire_stage(
 
     Raises:
         ValueError: no source has a bucket, or the checkpoint is damaged, of another model or where the run may not read.
-        SnapshotDamaged: a part of the snapshot is damaged on every disk, or not what was agreed on.
+            SnapshotDamaged: a part of the snapshot is damaged on every disk, or differs from the agreed one.
         ConnectionError, OSError: a source is out of reach.
     """
     run, usable = loaded.run, inventory.usable
     at_rest = placement.rounds.at_rest(assignment.step)
-    if placement.is_new:  # others may still need what is here
+    if placement.is_new:  # others may still need the state here
         usable = {index: bucket.for_new_island(at_rest=at_rest) for index, bucket in usable.items()}
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
     stage = build_stage(
@@ -151,7 +151,7 @@ def acquire_stage(
     if from_peers and (placement.is_new or not at_rest):
         wait(fetched(run.lease_seconds, shared=True))
         for bucket, _ in from_peers if not at_rest else ():
-            bucket.rest(rounds=True)  # the run last was, with these parameters
+            bucket.rest(rounds=True)  # the run was last at an exchange with these parameters
     if from_peers and not placement.is_new:
         wait(fetched(run.lease_seconds))
     if from_disks:
@@ -166,7 +166,7 @@ def acquire_stage(
 
 
 def check_agreed(buckets: Iterable[Bucket], snapshot: SnapshotSource) -> None:
-    """Raises SnapshotDamaged if the state of one that was read is not what those agreed on who trained it."""
+    """Raises SnapshotDamaged if a bucket's state differs from the digest that its trainers agreed on."""
     agreed = {state.bucket: state.digest for state in snapshot.states}
     for bucket in buckets:
         index = bucket.spec.index
@@ -184,8 +184,8 @@ async def fetch_states(
     *,
     shared: bool = False,
 ) -> None:
-    """Fills buckets with their state as of ``step``, or what islands have ``shared`` of it, each from the memory of its own
-    donors, which it names; see `fetch`."""
+    """Fills buckets with their state as of ``step``, or with the part that islands have ``shared``, each from the memory of its
+    own donors, which it names; see `fetch`."""
     buckets = [
         Wanted(
             bucket.spec.index,

@@ -38,8 +38,8 @@ MOST_CONSTANTS_BYTES = 32 << 20
 
 
 class SnapshotDamaged(ValueError):
-    """A checkpoint is not as it was written, or not what the coordinator means: an older one may be. Or a part of a snapshot is
-    damaged on every disk that should have it, or is of another model."""
+    """A checkpoint differs from the one that was written, or from the one that the coordinator means: an older one may be good.
+    Or a part of a snapshot is damaged on every disk that should have it, or is of another model."""
 
 
 def file_name(bucket: int) -> str:
@@ -48,7 +48,7 @@ def file_name(bucket: int) -> str:
 
 
 def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> bytes:
-    """What a bucket's file begins with, before the state, or before the ``weights`` alone. The format is described in the README
+    """The beginning of a bucket's file, before the state, or before the ``weights`` alone. The format is described in the README
     of safetensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
@@ -63,7 +63,7 @@ def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) 
 
 
 def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
-    """What the run's description says of a bucket's file; see protos/bucket_layout.py."""
+    """The run's description of a bucket's file; see protos/bucket_layout.py."""
     whole, weights = file_header(spec, dtype), file_header(spec, dtype, weights=True)
     size = bucket_bytes(spec, dtype)
     return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // spec.tensors)
@@ -78,13 +78,13 @@ def file_bytes(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -
 class Loading:
     """A bucket's file, piece by piece from its first byte on, on its way into ``bucket``, which keeps its device.
 
-    What it brings counts only when `finish` has raised nothing, and when the digest of the whole is as it should be, which is for
-    the caller to see: until then the bucket must not be used.
+    The bucket must not be used before `finish` has returned without an error, and before the caller has compared the digest of
+    the whole.
     """
 
     def __init__(self, bucket: Bucket, where: str, *, weights: bool = False) -> None:
-        """What `finish` raises begins with ``where``. ``weights``: the file has the parameters alone, and the rest of the bucket
-        stays as it is."""
+        """``where``: the beginning of `finish`'s errors. ``weights``: the file has the parameters alone, and the rest of the
+        bucket does not change."""
         self._bucket, self._where = bucket, where
         self._header = file_header(bucket.spec, bucket.parameters.dtype, weights=weights)
         self._size = file_bytes(bucket.spec, bucket.parameters.dtype, weights=weights)
@@ -114,9 +114,9 @@ class Loading:
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:
-    """Writes what goes with the weights: config.json, generation_config.json, the tokenizer's files, and the model's constants.
+    """Writes the files that go with the weights: config.json, generation_config.json, the tokenizer's, and the model's constants.
 
-    ``dtype`` is that of the weights. Raises as `write` does.
+    ``dtype`` is the type of the weights. Raises as `write` does.
     """
     with tempfile.TemporaryDirectory(prefix="dtfm-model-") as local:
         model.save_config(Path(local), dtype, data.tokenizer.special_ids if data.tokenizer is not None else {})
@@ -129,7 +129,7 @@ def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype 
 
 
 def constants_file(constants: Mapping[str, torch.Tensor]) -> bytes:
-    """A safetensors file; empty: there are none, or more than go with a checkpoint."""
+    """A safetensors file; empty if there are no constants, or more than go with a checkpoint."""
     size = sum(tensor.nbytes for tensor in constants.values())
     if size > MOST_CONSTANTS_BYTES:
         log.warning(

@@ -33,7 +33,7 @@ class SnapshotWriter:
         self._closed = False
 
     def write(self, step: int, buckets: Collection[Bucket], images: Images) -> None:
-        """Writes ``buckets`` as they are now, in the background, and reports SnapshotParts. For the thread that changes them.
+        """Writes the present state of ``buckets`` in the background, and reports SnapshotParts. For the thread that changes them.
 
         Refuses, and reports why, if the snapshot before is still being written, or if there is no room.
         """
@@ -67,7 +67,7 @@ class SnapshotWriter:
         except Exception as error:
             log.exception("the snapshot of step %d cannot be written", step)
             told.problem = sentence_of(error)
-        files.clear()  # frees what is kept for it
+        files.clear()  # frees the copies that are kept for it
         self._under_way = False
         self.tell(told)
 

@@ -1,5 +1,5 @@
-"""This node's part in the run's snapshots: what it writes, keeps on its own disk, fetches from other disks, goes back to, and
-sends to the run's place for checkpoints."""
+"""This node's part in the run's snapshots: it writes them, keeps them on its own disk, fetches parts from other disks, goes back
+to them, and sends them to the run's place for checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_STEPS_REPORTED = 4
 
 
 class Snapshots:
-    """``report`` takes a message for the coordinator. ``writer`` writes to ``disk``; the rest is about what is there."""
+    """``report`` takes a message for the coordinator. ``writer`` writes to ``disk``; the other attributes are for reading it."""
 
     def __init__(self, disk: Disk, report: Callable[[NodeMessage], None]) -> None:
         self.disk = disk
@@ -49,7 +49,7 @@ class Snapshots:
             return 0
 
     def open(self, loaded: LoadedRun) -> list[SnapshotParts]:
-        """Starts using this run's snapshots. Returns what is on disk of its snapshots, also from an earlier process of this
+        """Starts using this run's snapshots. Returns the parts on this disk, also from an earlier process of this
         node."""
         opened = self._loaded is not None and self._loaded.run.id == loaded.run.id
         self._loaded = loaded
@@ -70,9 +70,9 @@ class Snapshots:
         ]
 
     async def keep(self, wanted: KeepSnapshots) -> None:
-        """Removes the snapshots that are not wanted any more, and fetches the parts that are missing.
+        """Removes the snapshots that are no longer wanted, and fetches the parts that are missing.
 
-        What an earlier call fetches is called off if other parts are missing now, or its snapshot is not wanted any more.
+        Fetching for an earlier call stops if other parts are missing now, or if its snapshot is no longer wanted.
         """
         before, this = self._fetching, asyncio.current_task()
         if wanted.missing or self._fetching_step not in wanted.steps:
@@ -130,7 +130,7 @@ class Snapshots:
         self._uploads.send(self._loaded, wanted)
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for the files that are being written."""
         self._uploads.close()
         self.writer.close()
 
@@ -201,7 +201,7 @@ class IncomingFile:
         self._loading: Loading | None = None
 
     def take(self, piece: memoryview, offset: int) -> None:
-        """The next piece, or the first one again, from which the rest follows. In a thread. Raises OSError."""
+        """The next piece, or the first one again, followed by the rest. In a thread. Raises OSError."""
         if offset == 0:
             self.discard()
             self._digest.reset()
@@ -227,7 +227,7 @@ class IncomingFile:
         return ""
 
     def discard(self) -> None:
-        """Removes what is on the disk, unless it is finished."""
+        """Removes the file on the disk, unless it is finished."""
         if self._file is not None:
             self._file.discard()
             self._file = None

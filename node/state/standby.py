@@ -2,8 +2,8 @@
 
 A bucket's state comes once. After that come each step's summed gradients, a third of its size, and the optimizer's update is
 done here too, with the same bits as everywhere (optimizer.py). So a node enters a plan, or takes over from a lost one,
-without a pause to fetch state. With rounds, what all islands share comes, then the sum of each exchange: the copies are as of
-the last step at which the run was at rest, and are for a new island.
+without a pause to fetch state. With rounds, the state that all islands share comes, then the sum of each exchange. These copies
+are as of the last exchange, and are for a new island.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ Tell = Callable[[StandbyProgress], None]
 class _Copy:
     """One bucket's copy.
 
-    ``step`` is the step that it is as of, None while that is not whole; ``newest`` the step that its donor is at. ``donors``
-    are those that are not given up; ``donor`` is the one in use, and ``started`` whether its state has come, so that steps
-    follow. ``have`` is the number of bytes received of the present tensor, which are in ``received``, or, while the bucket is
-    ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation and gradients of the next step, which
-    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
+    step: the last step in the copy, None while the copy is not whole.
+    newest: the step that its donor is at.
+    donors: the donors that are not given up.
+    donor: the donor in use; ``started``: whether its state has come, so that steps follow.
+    have: the number of bytes received of the present tensor. They are in ``received`` or, while the bucket is ``empty``, in
+    ``arriving``, which fills the bucket itself.
+    voted: the generation and gradients of the next step, which may yet be aborted.
+    applied: the last step whose update has begun here; ``applying`` is that update.
     """
 
     bucket: Bucket
@@ -70,8 +73,8 @@ class StandbyCopies:
     """Copies buckets from their donors into the host's memory, all donors at once, and keeps them up until closed. Lives on one
     event loop.
 
-    ``tell`` is called whenever all buckets are as of the same step, at most one behind their donors, and once more when all
-    have the next step's gradients; also, with a problem, when a bucket's last donor is lost.
+    ``tell`` is called whenever all buckets have the same step, at most one behind their donors, and again when all
+    have the next step's gradients. It is also called, with a problem, when a bucket's last donor is lost.
     """
 
     def __init__(
@@ -82,14 +85,14 @@ class StandbyCopies:
         tell: Tell,
         counted: tuple[Rounds, int] = (NO_ROUNDS, 0),
     ) -> None:
-        """``copied``: the buckets to fill, each with its donors. ``counted``: how steps are, by the rounds, and those that had
-        trained before the donors' moments began."""
+        """``copied``: the buckets to fill, each with its donors. ``counted``: how to count steps, by the rounds, and the steps
+        that were trained before the donors' moments began."""
         self._run = run
         self.counted, (self._rounds, self._trained_before) = counted, counted
         self._dialler = dialler
         self._tell = tell
         self._told: StandbyProgress | None = None
-        self._shared = self._rounds.count > 0  # copied is what islands share
+        self._shared = self._rounds.count > 0  # the copies hold the state that islands share
         self._copies = {
             bucket.spec.index: _Copy(bucket, list(donors), Gathered(partial(bucket.load, shared=self._shared)))
             for bucket, donors in copied
@@ -122,8 +125,8 @@ class StandbyCopies:
     async def as_of(self, commit: Commit, patience: float) -> dict[int, Bucket]:
         """The buckets whose copies include the step of ``commit``, the last one.
 
-        Waits up to ``patience`` seconds for what is being received. If a donor was lost before it announced the commit, the
-        step is applied here.
+        Waits up to ``patience`` seconds for tensors that are being received. If a donor was lost before it announced the commit,
+        the step is applied here.
         """
 
         def settled() -> bool:
@@ -185,7 +188,7 @@ class StandbyCopies:
             log.exception("copying from %s failed", donor.node)
             why = f"{type(error).__name__}: {error}"
         self._problem = f"{donor.node}: {why}"
-        log.info("buckets %s cannot be copied any more from %s", sorted(indices), self._problem)
+        log.info("buckets %s can no longer be copied from %s", sorted(indices), self._problem)
         async with self._changed:
             for index in indices:
                 copy = self._copies[index]

@@ -52,7 +52,7 @@ class StandbyRole:
                 return
             try:
                 dtype = run_dtype(loaded.run)
-                # In a thread, because so much memory takes a while to allocate.
+                # In a thread, because allocating this much memory takes a while.
                 copied = await asyncio.to_thread(
                     lambda: [(Bucket(s, HOST, dtype), peers) for s, peers in donors.items()]
                 )

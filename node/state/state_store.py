@@ -48,8 +48,8 @@ class HeldState:
 
 
 class Subscription:
-    """A standby's subscription to some buckets: their state, then the gradients and norm of every later step; with rounds, what
-    islands share (`Bucket.shared`), then the sum and the commit of every later exchange.
+    """A standby's subscription to some buckets: their state, then the gradients and norm of every later step. With rounds, the
+    state that islands share (`Bucket.shared`), then the sum and the commit of every later exchange.
 
     Lives on one event loop; methods marked so may be called from any thread.
     """
@@ -149,8 +149,8 @@ class Subscription:
 class StateStore:
     """The state of this node's buckets.
 
-    One thread, the trainer's, changes it; any thread may begin to read it for peers: see ``images``. They take turns: who begins
-    to read sees the state before a change or after it.
+    One thread, the trainer's, changes it; any thread may begin to read it for peers: see ``images``. They take turns: a reader
+    sees the state before a change or after it.
     """
 
     def __init__(self, images: Images | None = None) -> None:
@@ -158,7 +158,7 @@ class StateStore:
         self._turn = threading.Lock()
         self._held = HeldState()
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
-        self._codec = Codec.OFF  # with which they were summed
+        self._codec = Codec.OFF  # the codec of these sums
         self._sums: Mapping[int, torch.Tensor] | None = None  # instead of those in the buckets
         self._subscriptions: list[Subscription] = []
 
@@ -182,8 +182,8 @@ class StateStore:
                     subscription.end(f"NOT_HELD: {why or f'buckets {missing} are no longer held here as of that step'}")
 
     def move(self, bucket: Bucket, elsewhere: Bucket | None) -> None:
-        """Holds ``elsewhere``, the same state in other memory, in place of a held ``bucket``; None: holds it no longer. What
-        others are still to read of the bucket is copied, and the bucket let go."""
+        """Holds ``elsewhere``, the same state in other memory, in place of a held ``bucket``; None: drops it. The unread
+        part for others is copied, and the bucket let go."""
         if elsewhere is bucket:
             return
         with self._turn:
@@ -228,7 +228,7 @@ class StateStore:
 
     @contextmanager
     def set_aside(self, sums: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Inside, the buckets have another state for a while, of which nobody gets anything; but what islands share is there. By
+        """Inside, the buckets have another state for a while. Nobody gets any of it, except the part that islands share. By
         bucket, ``sums`` are the gradients voted for."""
         with self._turn:
             self.images.keep(shared=False)
@@ -269,10 +269,10 @@ class StateStore:
             return replace(header, step=rested, part=rested), pieces
 
     def donate(self, request: StateRequest) -> Donation:
-        """The bucket's state as of the requested step, from the requested byte on, as long as it is held: whoever is to have it
-        takes part in the next step.
+        """The bucket's state as of the requested step, from the requested byte on, while it is held: its receiver takes part
+        in the next step.
 
-        Raises LookupError that says what is held instead.
+        Raises LookupError, which names the held state instead.
         """
         with self._turn:
             if self._held.step != request.step:
@@ -303,7 +303,7 @@ class StateStore:
         if not self._held.rounds.at_rest(step):
             return
         packed = pack(held.gradients if self._sums is None else self._sums[bucket], self._codec)
-        newest = self._held.rounds.rested(step - 1)  # the last step that changed what standbys have
+        newest = self._held.rounds.rested(step - 1)  # the last step that changed the standbys' state
         header = _header(Kind.UPDATE, self._voting, step, bucket, newest, len(packed.data), packed.codec)
         for subscription in subscriptions:
             subscription.count(len(packed.data))

@@ -31,8 +31,9 @@ ASKED_AT_ONCE = 2
 class Wanted:
     """A bucket's state of ``size_bytes``, from the memory of any of ``donors`` or, with ``from_snapshot``, from their disks.
 
-    ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns what is wrong with the
-    whole, in which case it is fetched again from another donor; empty: nothing. ``shared``: all islands have the same of it.
+    ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns an error in the
+    whole, or "" if it is good. After an error the bucket is fetched again from another donor. ``shared``: the part that all
+    islands have the same.
     """
 
     bucket: int
@@ -55,7 +56,7 @@ async def fetch(
 
     Raises:
         Lost: a bucket's donors are out of reach or do not have it; names the last of them, and its problem.
-        ValueError: by what ``finish`` says, every donor of a bucket sent bad data.
+        ValueError: every donor of a bucket sent data that ``finish`` refused.
         What a ``finish`` raises.
     """
     if alone := next((item for item in wanted if not item.donors), None):

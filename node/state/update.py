@@ -1,5 +1,5 @@
-"""The summed gradients of a step, or an exchange's sum, on their way to standbys: under a codec, and beside it the elements that
-would not come out of that with the same bits, with their places. So the same bits arrive."""
+"""The summed gradients of a step, or an exchange's sum, on their way to standbys: encoded by a codec, followed by the elements
+that the codec changes, with their places. So the same bits arrive."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PLACE = np.dtype("<u4")
 _BITS = {4: torch.int32, 8: torch.int64}
 
 BASES = Codec.RAW16, Codec.I4B64
-"""Codecs out of which what they have decoded to comes with the same bits. Under I8B256 most blocks would have another scale."""
+"""Codecs that keep the bits of their own decoded values. Under I8B256 most blocks would have another scale."""
 
 
 def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
-    """A copy of flat ``gradients``, which come out of ``codec``: encoded, then the places and values of what decodes to other
-    bits. Where that would be most, or the codec leaves elements out, only those that are not 0, with their places."""
+    """A copy of flat ``gradients`` as ``codec`` decodes them: encoded, then the places and values of elements with other
+    bits. If most elements differ, or the codec leaves elements out: only elements that are not 0, with their places."""
     if not len(gradients):
         return Encoded(Codec.OFF, memoryview(b""))
     base = encode(codec, gradients) if codec in BASES else Encoded(Codec.OFF, memoryview(b""))
@@ -35,7 +35,7 @@ def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
 
 
 def unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """The flat tensor of which `pack` made ``data`` under ``codec``. Raises ValueError for bytes that it cannot have made."""
+    """The flat tensor that `pack` encoded to ``data`` under ``codec``. Raises ValueError for bytes that it cannot have made."""
     if codec is Codec.OFF and len(data) == elements * dtype.itemsize:
         return torch.frombuffer(data, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
     begin = encoded_bytes(codec, elements, dtype) if codec in BASES else 0

@@ -28,7 +28,7 @@ PIECE_BYTES = 1 << 20
 
 
 class Abandoned(Exception):
-    """The coordinator does not want the file any more."""
+    """The coordinator no longer wants the file."""
 
 
 class Uploads:
@@ -42,12 +42,12 @@ class Uploads:
         self._changed = Event()  # ends a pause of the thread
 
     def send(self, loaded: LoadedRun, upload: Upload) -> None:
-        """Sends the files in the background, after those of the same step that are on their way, and reports each."""
+        """Sends the files in the background, after files of the same step that are on their way, and reports each."""
         self._turn_to(upload.step)
         self._thread.submit(self._send, loaded, upload)
 
     def keep(self, steps: Collection[int]) -> None:
-        """Files of other steps are not sent any more."""
+        """Stops sending files of other steps."""
         if self._step not in steps:
             self._turn_to(0)
 
@@ -74,14 +74,14 @@ class Uploads:
                 sent = self._send_file(loaded, upload, part)
                 self._report(NodeMessage(uploaded=Uploaded(step=upload.step, parts=[sent])))
         except Abandoned:
-            log.info("the checkpoint of step %d is not wanted any more", upload.step)
+            log.info("the checkpoint of step %d is no longer wanted", upload.step)
         except Exception as error:
             log.warning("a part of step %d cannot be sent to %s: %s", upload.step, upload.folder, error)
             problem = sentence_of(error)
             self._report(NodeMessage(uploaded=Uploaded(step=upload.step, problem=problem)))
 
     def _send_file(self, loaded: LoadedRun, upload: Upload, part: Part) -> Part:
-        """Returns what has arrived."""
+        """Returns the part that has arrived."""
         spec, dtype = loaded.model.buckets[part.bucket], run_dtype(loaded.run)
         each, header = spec.size * dtype.itemsize, file_header(spec, dtype)
         first = file_header(spec, dtype, weights=True) if upload.weights else header
@@ -108,13 +108,13 @@ class Uploads:
         return Part(bucket=part.bucket, size_bytes=size, digest=sent.digest(), nonce=nonce, moments=moments)
 
     def _check_wanted(self, upload: Upload) -> None:
-        """Raises Abandoned if the coordinator does not want it any more."""
+        """Raises Abandoned if the coordinator no longer wants the file."""
         if self._step != upload.step:
             raise Abandoned
 
 
 def _split(piece: memoryview, at: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
-    """What of a file's ``piece``, which begins at byte ``at``, belongs to each of the file's parts of these ``sizes``."""
+    """The bytes of a file's ``piece``, which begins at byte ``at``, for each of the file's parts of these ``sizes``."""
     for size in sizes:
         yield piece[max(-at, 0) : max(size - at, 0)]
         at -= size

@@ -1,8 +1,8 @@
-"""Repeating another replica's work of a step, to see whether it was done right.
+"""Repeats another replica's work on a step, and compares the results.
 
-What went in comes from the neighbours that sent it, and what came out is compared with what the replica voted to have sent: first
-by digest, and only if that differs by its tensors. It happens after this node's own vote: nothing is added to any gradient, since
-the sums that were voted for are applied next. Beside them memory holds one micro-batch, and the gradients of one bucket.
+The neighbours hand out the inputs that they sent. The results are compared with the tensors that the replica voted to have sent:
+first by digest, and by value if the digests differ. This happens after this node's own vote and adds nothing to any gradient,
+since the sums that were voted for are applied next. Memory also holds one micro-batch, and the gradients of one bucket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTHING_COMPARED = -1.0
 
 
 def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> str:
-    """Why this node cannot do the work again that ``audit`` names, having ``voted`` on that step; empty if it can try."""
+    """Why this node cannot repeat the work that ``audit`` names, having ``voted`` on that step; empty if it can try."""
     if generation is None or voted is None or (audit.generation, audit.step) != (generation.number, voted):
         at = f"step {voted} of generation {generation.number}" if generation is not None and voted else "no step"
         return f"it is of step {audit.step} of generation {audit.generation}; this node has voted on {at}"
@@ -85,8 +85,8 @@ def do_again(
     is_late: Callable[[], bool] = lambda: False,
     set_aside: SetAside = lambda _: nullcontext(),
 ) -> Audited:
-    """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, what is left is not done. While this
-    node has another's state, its own is ``set_aside``. Raises what ``fetch`` raises, but for Withheld."""
+    """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, the audit stops. While this
+    node has another's state, its own is ``set_aside``. Raises the errors of ``fetch``, except Withheld."""
     again = _Again(audit, generation, generation.computing(audit.step), fetch, is_late, set_aside)
     answer = Audited(number=audit.number)
     try:
@@ -103,12 +103,12 @@ def do_again(
 
 
 class Unusable(Exception):
-    """This cannot be audited, which is nobody's fault."""
+    """Nobody can audit this, and nobody is at fault."""
 
 
 @dataclass(slots=True)
 class _Again:
-    """``errors`` are the largest so far, by kind of what was compared; ``losses`` is that of the losses."""
+    """``errors`` are the largest so far, by kind of tensor; ``losses`` is the largest error of the losses."""
 
     audit: Audit
     generation: Generation
@@ -127,7 +127,7 @@ class _Again:
                 self._micro_batch(each, (), ())
             return
         index, others = self.audit.bucket, {piece.bucket for piece in self.audit.pieces} - {self.audit.bucket}
-        unusable: list[Unusable] = []  # which do not keep the rest from being compared
+        unusable: list[Unusable] = []  # the rest is still compared
         again = round_done_again(self.generation, self.audit.trained, self._go_on, self.set_aside)
         with again if self.audit.trained else nullcontext():
             for bucket in (*sorted(others), index):
@@ -139,7 +139,7 @@ class _Again:
             raise unusable[0]
 
     def _total(self, index: int) -> torch.Tensor:
-        """What the audited node adds to a bucket's gradients, or brings into its exchange."""
+        """The gradients that the audited node adds to a bucket, or the changes that it brings into its exchange."""
         bucket, placement = self.generation.stage.buckets[index], self.generation.placement
         total = torch.zeros_like(bucket.gradients)
         if not self._exchanges:
@@ -149,25 +149,25 @@ class _Again:
             return total
         group = placement.exchange_groups[index]
         share = group.loads[group.members.index(self.audit.node)] / placement.all_micro_batches
-        if not self.audit.trained:  # a replica, which has what this node has
+        if not self.audit.trained:  # a replica, with the same state as this node
             share = placement.share_in_exchange(index, self.generation.codecs.exchange)
         change_since_exchange(bucket, share, total)
         return total
 
     def _go_on(self) -> None:
         if self.is_late():
-            raise Unusable("this node cannot do so much in the time that it has")
+            raise Unusable("this node cannot do this much in the time that it has")
 
     def _is_summed_roughly(self, index: int) -> bool:
-        """Whether its gradients depend on the number of threads by more than is allowed. torch sums those of a norm in bfloat16
-        on a CPU: of 4096 tokens they differ by 8 %, which shows where a bucket has nothing else."""
+        """Whether its gradients depend too much on the number of threads. On a CPU, torch sums a norm's gradients in bfloat16.
+        For 4096 tokens the sums differ by 8 %, which shows in a bucket with only norms."""
         vectors = all(len(shape) < 2 for _, shape in self.generation.stage.buckets[index].spec.parameters)
         return vectors and not self._exchanges and self.generation.stage.dtype == torch.bfloat16
 
     def _micro_batch(
         self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]
     ) -> None:
-        """Compares what it makes, and adds the gradients of ``parameters`` to ``sums``."""
+        """Compares the micro-batch's results, and adds the gradients of ``parameters`` to ``sums``."""
         self._go_on()
         placement, compute, stage = self.generation.placement, self.compute, self.generation.stage
         x, given = self._inputs(each)
@@ -199,8 +199,8 @@ class _Again:
                 total.add_(gradient)
 
     def _inputs(self, each: Audit.MicroBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the micro-batch enters with (a leaf that gets a gradient, unless it is of the data), and the gradient of what it
-        leaves with; None on the last stage."""
+        """The input of the micro-batch (a leaf that gets a gradient, unless it is data), and the gradient of its output; None
+        on the last stage."""
         placement, compute, sizes = self.generation.placement, self.compute, self.generation.sizes
         wanted = []
         if not placement.first:
@@ -224,7 +224,7 @@ class _Again:
 
     def _sum(self, bucket: int, wanted: Audit.Sum, total: torch.Tensor) -> None:
         """Adds up a piece as its owner, which is audited, should have: in the group's order, with its own share out of ``total``.
-        This node has what the owner sent: it is what its gradients were replaced by."""
+        This node has the owner's sum: the sum has replaced this node's gradients."""
         group, own = self._group(bucket), self.generation.stage.buckets[bucket].gradients
         start, stop = group.piece(total.numel(), wanted.piece)
         digests = {addend.node: addend.digest for addend in wanted.addends}
@@ -265,7 +265,7 @@ class _Again:
             raise Unusable(f"this node has given up what it sent: {error}") from None
 
     def _compare(self, kind: Kind, index: int, part: int, mine: torch.Tensor, digest: bytes) -> None:
-        """Compares ``mine`` with the tensor of that digest that the audited node has sent."""
+        """Compares ``mine`` with the audited node's tensor of that digest."""
         self._note(kind, self._difference(kind, index, part, mine, digest))
 
     def _note(self, kind: Kind, error: float) -> None:
@@ -283,7 +283,7 @@ class _Again:
         return relative_error(self._decoded(wanted, tensor), ours)
 
     def _codecs(self, kind: Kind) -> tuple[Codec, ...]:
-        """Those that the audited node may have used: it has chosen by its own links."""
+        """The codecs that the audited node may have used: it has chosen by its own links."""
         network = self.generation.run.network
         if self._exchanges:
             return (codec_named(network.exchange),)

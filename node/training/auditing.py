@@ -1,4 +1,4 @@
-"""What a node does for audits, between its vote and the commit: it hands out what it sent, and does others' work again."""
+"""A node's part in audits, between its vote and the commit: it hands out its tensors, and repeats others' work."""
 
 from __future__ import annotations
 

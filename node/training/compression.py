@@ -1,4 +1,4 @@
-"""The codec of each stream from this node: chosen between steps, from what was measured."""
+"""The codec of each stream from this node: chosen between steps, by the measured links."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def choose_codec(
 ) -> Codec:
     """The codec that ``setting`` names, or for "auto" the gentlest that hides the transfer.
 
-    It is hidden if ``elements`` elements cross a link of ``bandwidth`` bytes per second within ``seconds``, the computing time
-    beside it. The ``previous`` codec is kept if a bandwidth within MARGIN of this one would choose it.
+    The transfer is hidden if ``elements`` elements cross a link of ``bandwidth`` bytes per second within ``seconds``, the time
+    of the computing beside it. The ``previous`` codec is kept if a bandwidth within MARGIN of this one would choose it.
     """
     if setting != "auto":
         return codec_named(setting)
@@ -115,8 +115,8 @@ def choose_codecs(
             for peer in peers
         }
 
-    # A member sends each other member that one's shard of its gradients, and later the sum of its own shard. No gradient is
-    # final before the last backward, so only that can hide the transfer.
+    # A member sends each other member this member's shard of its gradients, and later the sum of its own shard. No gradient is
+    # final before the last backward pass, so only this pass can hide the transfer.
     groups = placement.groups
     sent = sum(2 * size * (len(groups[i].members) - 1) // len(groups[i].members) for i, size in sizes.buckets.items())
     members = {m for group in groups.values() for m in group.members} - {placement.node}

@@ -1,9 +1,9 @@
 """How much one replica can add to its group's gradients, where the members are strangers (trust.mode = "open").
 
-An addend is compared with what is to be expected of it: with those of the other replicas of its stage, and with what was usual
-in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
-allowance that large addends use up: over some twenty steps it adds at most AVERAGE times what is expected. What goes beyond is
-clipped, and an addend that is not finite is left out. So no replica can drown the others by what it adds. This does not find a
+An addend is compared with its expected size: with the addends of the other replicas of its stage, and with the usual ones of
+earlier steps. An honest addend may be several times as large, but not step after step. So each member has an allowance, and
+large addends use it up: over some twenty steps a member adds at most AVERAGE times the expected size. Larger addends are
+clipped, and an addend that is not finite is left out. So no replica can drown the others. This does not find a
 liar who keeps to the norm, nor does it hold back a member that sums its shard wrongly. Bounding norms is the simplest of the
 robust aggregations (Karimireddy et al., arXiv 2012.10333).
 
@@ -11,10 +11,10 @@ The micro-batches of one replica add up to something between the square root of 
 they are mostly noise, the second where they agree. The comparison allows for both, so that a replica with another share of the
 step is not mistaken for a liar.
 
-The pieces of a bucket are not alike: in tied embeddings, the rows of frequent tokens have large gradients, and the first stage
-adds nothing to those of tokens that do not occur. So what was usual in one place says nothing about another. Where a
-group's shards are new, an addend is compared with others of its own step, and with what was usual for the whole bucket, as those
-others may be small by chance: a rare token may occur in one replica's text alone. Of all that is known, the largest decides.
+The pieces of a bucket are not alike. In tied embeddings, the rows of frequent tokens have large gradients, and the first stage
+adds nothing to the rows of tokens that do not occur. So a usual size in one place says nothing about another place. If a
+group's shards are new, an addend is compared with others of its own step, and with the usual size for the whole bucket. The
+others may be small by chance: a rare token may occur in one replica's text alone. The largest of these sizes decides.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ Clipped = StepReady.Clipped
 def expected(
     addends: Sequence[Addend], rank: int, own: int, usual_here: Mapping[int, Addend], usual: Mapping[int, Addend]
 ) -> float | None:
-    """The size to be expected of the addend with the number ``rank``; None if nothing is known: others may be zero by chance, as
-    where a part of the vocabulary does not occur.
+    """The expected size of the addend with the number ``rank``; None if nothing is known: others may be zero by chance, if
+    a part of the vocabulary does not occur.
 
-    This node believes its ``own`` addend. Of the others' it takes the median, the lower one of two. ``usual_here``: by stage, an
-    addend to this piece as they were in earlier steps; ``usual``: to any piece of the bucket.
+    This node believes its ``own`` addend. Of the others' it takes the median, the lower one of two. ``usual_here``: by stage,
+    the addends to this piece in earlier steps; ``usual``: the addends to any piece of the bucket.
     """
     judged = addends[rank]
     if judged.load == 0:
@@ -99,7 +99,7 @@ def expected(
 
 
 def allowance(average: float) -> float:
-    """How many times as large as expected an addend may be, of a member whose addends were so large on ``average``."""
+    """How many times the expected size an addend may have, of a member whose addends were this large on ``average``."""
     return min(MOST, (AVERAGE - (1 - NEW_SHARE) * average) / NEW_SHARE)
 
 
@@ -109,7 +109,7 @@ def moved(average: float, newest: float) -> float:
 
 
 class ContributionBound:
-    """Holds other members' addends within the bound, and remembers what is usual. For one thread."""
+    """Holds other members' addends within the bound, and remembers the usual sizes. For one thread."""
 
     def __init__(self, earlier: ContributionBound | None = None) -> None:
         """``earlier``: of another stage of this node. How members used their allowances is remembered."""
@@ -126,11 +126,11 @@ class ContributionBound:
 
     @property
     def clipped(self) -> Mapping[str, Clipped]:
-        """By member, what was clipped in the present step."""
+        """By member, the addends that were clipped in the present step."""
         return self._clipped
 
     def hold(self, place: Place, group: Group, own: int, pieces: Sequence[torch.Tensor]) -> None:
-        """Clips ``pieces`` themselves: the members' addends to what lies at ``place`` (1-D), in the group's order. This node's
+        """Clips ``pieces`` in place: the members' addends at ``place`` (1-D), in the group's order. This node's piece
         has the number ``own``."""
         here, usual = self._usual.get(place, {}), self._usual.get(place.bucket, {})
         sizes = torch.stack([torch.linalg.vector_norm(piece) / math.sqrt(piece.numel()) for piece in pieces]).tolist()
@@ -146,14 +146,14 @@ class ContributionBound:
                     self._seen.setdefault(where, {}).setdefault(addend.stage, []).append(addend)
 
     def commit(self) -> None:
-        """The step is committed: what was seen in it is remembered."""
+        """The step is committed: its sizes are remembered."""
         for key, times in self._times.items():
             self._averages[key] = moved(self._averages.get(key, NEWCOMER), statistics.fmean(times))
         self._usual = {where: self._moved(where, seen) for where, seen in self._seen.items()}
         self.begin()
 
     def _moved(self, where: Place | int, seen: Mapping[int, Sequence[Addend]]) -> dict[int, Addend]:
-        """What is usual there, by stage, once these addends belong to it."""
+        """The usual sizes there, by stage, once these addends belong to them."""
         usual = dict(self._usual.get(where, {}))
         for stage, addends in seen.items():
             load = max(addend.load for addend in addends)
@@ -164,7 +164,7 @@ class ContributionBound:
         return usual
 
     def _clip(self, bucket: int, member: str, piece: torch.Tensor, addend: Addend, size: float | None) -> float:
-        """Returns the size of what is left."""
+        """Returns the size of the remaining addend."""
         if addend.size == 0 or (size is None and math.isfinite(addend.size)):
             return addend.size
         allowed = allowance(self._averages.get((bucket, member), NEWCOMER)) * (size or 0.0)

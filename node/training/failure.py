@@ -32,7 +32,7 @@ def problem_of(error: Exception) -> StepProblem:
 
 
 def peer_of(error: Exception) -> str:
-    """Who was lost, or has sent what the error is about; empty: nobody."""
+    """The lost peer, or the peer that sent the bad data; empty: none."""
     return error.source if isinstance(error, NonFinite) else error.peer if isinstance(error, Lost) else ""
 
 
@@ -43,8 +43,8 @@ def plan_failed(generation: int, error: Exception) -> PlanFailed:
 
 
 def exit_code(error: Exception) -> int:
-    """Of a node that cannot take part: 2 if somebody has to change something, START_AGAIN if its device has failed until it is
-    started again, and 1 if it may do then."""
+    """The exit code of a node that cannot take part: 2 if somebody has to change something, START_AGAIN if its device has failed
+    until a restart, and 1 if the node may be started again then."""
     if is_device_lost(error):
         return START_AGAIN
     return 2 if isinstance(error, ValueError) and not may_pass(error) else 1
@@ -60,7 +60,7 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether it comes of a network or a server, and so may be another one soon."""
+    """Whether a network or a server caused the error, so that a new try may succeed soon."""
     for cause in _causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if status in PASSING_STATUS or (isinstance(status, int) and status >= 500):
@@ -71,7 +71,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _is_from_cuda(error: RuntimeError) -> bool:
-    """An error of CUDA's as PyTorch or CuPy says it, but for its libraries', which damage nothing."""
+    """An error of CUDA as PyTorch or CuPy reports it, except the errors of its libraries, which damage nothing."""
     said = "CUDA error:" in str(error) and "CUBLAS_STATUS" not in str(error)
     return said or type(error).__name__ in ("CUDARuntimeError", "CUDADriverError")
 

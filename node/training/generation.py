@@ -45,8 +45,11 @@ from dtfm.protos.plan_pb2 import Run
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, what is usual
-    of this stage's gradients and of its changes in exchanges, and the ``residuals`` of a sparse codec there."""
+    """The things that a generation takes over from the one before.
+
+    progress: on the next step with the same stage. codecs: the present ones. The usual sizes: of this stage's gradients and of
+    its changes in exchanges. residuals: of a sparse codec there.
+    """
 
     progress: Progress | None = None
     codecs: Codecs | None = None
@@ -70,8 +73,8 @@ class Generation:
         inherited: Inherited,
         around: Iterable[Peer] = (),
     ) -> None:
-        """``applied`` is the step that the stage's state is as of; ``bandwidth`` of this node's links is in bytes per second, by
-        destination; ``around`` are the nodes of its stage and of those beside it, and all that share a bucket with it."""
+        """``applied`` is the last step in the stage's state. ``bandwidth`` of this node's links is in bytes per second, by
+        destination. ``around`` are the nodes of its stage and of the neighbouring stages, and all nodes with a common bucket."""
         self.placement = placement
         self.stage = stage
         self.around = {peer.node: peer for peer in around}
@@ -81,7 +84,7 @@ class Generation:
         self._flops = hardware.flops
         self._bandwidth = dict(bandwidth)
         on_device, on_host = stage.state_bytes
-        if placement.rounds.count and loaded.run.network.exchange == "topk":  # what is left out, of two exchanges
+        if placement.rounds.count and loaded.run.network.exchange == "topk":  # the elements left out, of two exchanges
             on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
         if self._audited and placement.rounds.count:  # _sent_changes
             codec = codec_named(loaded.run.network.exchange)
@@ -175,7 +178,7 @@ class Generation:
         return outcome, self._counted_norm(gradients)
 
     def exchange(self, step: int) -> tuple[Outcome, float]:
-        """Replaces the gradients by what all islands have changed since the last exchange, summed up.
+        """Replaces the gradients by the sum of all islands' changes since the last exchange.
 
         Returns the outcome, and the squared norm of the sum, as far as this node counts it. Raises NonFinite, and Closed when the
         step is called off.
@@ -200,7 +203,7 @@ class Generation:
 
     def vote(self, step: int, outcome: Outcome, squared_norm: float, state_digest: bytes) -> StepReady:
         """The vote for ``step``, which `train` or `exchange` has done with this outcome. ``state_digest``: of the state before
-        it. Waits for what is still being encoded, if work is audited."""
+        it. If work is audited, waits for tensors that are still being encoded."""
         sent, received = self.commitments.report() if self.commitments is not None else ((), ())
         return StepReady(
             generation=self.number,
@@ -220,22 +223,22 @@ class Generation:
         )
 
     def computing(self, step: int) -> Compute:
-        """What it takes to compute any micro-batch of ``step``."""
+        """The functions that compute any micro-batch of ``step``."""
         trained, of_step = self.placement.rounds.trained(step), self.placement.all_micro_batches
         taken = self.placement.owed.taken(trained, range(of_step), of_step)
         return self.computing_these([*chain.from_iterable(starmap(range, taken))])
 
     def computing_these(self, of_step: Sequence[int]) -> Compute:
-        """The same of a step that has these micro-batches of the run."""
+        """The same for a step that has these micro-batches of the run."""
         return self._compute(partial(self._training_batch, of_step))
 
     def offer(self, step: int) -> Offer:
-        """What was sent in ``step``, the one last trained."""
+        """The tensors sent in ``step``, the one last trained."""
         work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with, self._sent_changes)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, commit: Commit) -> None:
-        """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
+        """Updates the state with the reduced gradients. From now on tensors that arrive for this step are stale."""
         step, rounds, train = commit.step, self.placement.rounds, self._loaded.run.train
         began = self.placement.trained_before
         if rounds.restarts:
@@ -250,7 +253,7 @@ class Generation:
                 adamw(train, rounds.trained(step) - began, terms, bucket, bucket.gradients)
             self.stage.refresh(index)
             WORK.did()
-        self.progress.spoil()  # frees what is kept of it, before there is more
+        self.progress.spoil()  # frees the tensors kept of it, before there are more
         self.commitments = None
         self._sent_changes.clear()
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
@@ -409,7 +412,7 @@ class Generation:
             self.commitments.came(arrival)
 
     def _send_again(self) -> None:
-        """Sends what was computed here in an earlier generation and the neighbours lack."""
+        """Sends tensors that were computed here in an earlier generation and that the neighbours lack."""
         progress, placement = self.progress, self.placement
         for (kind, number), encoded in sorted(progress.sent.items(), key=lambda item: item[0]):
             destination = (placement.next if kind is Kind.ACTIVATION else placement.previous).get(number)
@@ -433,14 +436,14 @@ class Generation:
         if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
             if what.kind is Kind.REDUCE and self.placement.rounds.exchanges(what.step):
-                found = encoded.result()  # a codec that is off gives a view of what is replaced by the sum
+                found = encoded.result()  # a codec that is off gives a view of memory that the sum overwrites
                 self._sent_changes[what.index, what.part] = Encoded(found.codec, memoryview(bytearray(found.data)))
         self._sender.send(destination, what, encoded)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """The work of ``progress``, for audits, as it was sent: its gradients to replicas with the codec ``reduction``, and its
+    """The tensors that ``progress`` sent, for audits: its gradients to replicas with the codec ``reduction``, and its
     ``changes``."""
 
     placement: Placement
@@ -450,7 +453,7 @@ class KeptWork:
     changes: Mapping[tuple[int, int], Encoded]
 
     def find(self, request: KeptRequest) -> Tensor:
-        """A tensor as it was sent; its memory is not written any more. From any thread. Raises LookupError."""
+        """A tensor in the bytes that were sent; nobody writes to its memory again. From any thread. Raises LookupError."""
         match request.kind:
             case Kind.ACTIVATION | Kind.GRADIENT if not request.part:
                 encoded = self._encoded(Kind(request.kind), request.index)
@@ -471,7 +474,7 @@ class KeptWork:
         return sent.result()
 
     def _addend(self, bucket: int, part: int) -> tuple[Encoded, int]:
-        """(what this node sent of its own gradients of a piece, or of its changes; elements)."""
+        """(this node's own gradients of a piece, or its changes, in the bytes that it sent; elements)."""
         if (change := self.changes.get((bucket, part))) is not None:
             start, stop = self.placement.exchange_groups[bucket].piece(self.sizes.buckets[bucket], part)
             return change, stop - start

@@ -31,8 +31,8 @@ from dtfm.protos.control_pb2 import Assignment, Device
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What a node trains with, whatever the run. ``hardware`` is what `measure_device` returns; ``tokens`` is
-    the folder in which this machine's nodes share what they read."""
+    """A node's means of training, whatever the run. ``hardware`` is the result of `measure_device`; ``tokens`` is
+    the folder where this machine's nodes share the tokens that they read."""
 
     node: str
     device: torch.device
@@ -120,8 +120,8 @@ def free_first(
 
 
 def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, progress: Progress | None) -> Inherited:
-    """Returns what a generation with this ``stage``, ``placement`` and ``progress`` takes over from the ``earlier`` one. ``step``
-    is the last one in the stage's state. If the earlier generation stood at another step, its residuals no longer count."""
+    """Returns the things that a generation with this ``stage``, ``placement`` and ``progress`` takes over from ``earlier``.
+    ``step`` is the last one in the stage's state. If the earlier generation stood at another step, its residuals do not count."""
     carried = earlier.exchanger.carried
     residuals = {index: carried[index] for index in placement.exchange_groups if index in carried}
     bound, of_changes = (

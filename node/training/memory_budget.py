@@ -1,7 +1,7 @@
 """How much memory may be used beside what training needs: state, and the micro-batches in flight.
 
-What is kept for safety lies in the host's memory. On a CPU that is the memory of everything else too, so that it may take only a
-part of what the state and the micro-batches leave.
+Copies for safety lie in the host's memory. On a CPU this memory also holds everything else, so the copies may take only a
+part of the memory that the state and the micro-batches leave.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ most for those of all replicas."""
 def computing_bytes(
     layers: Sequence[LayerMemory], inputs: Sequence[int], in_flight: int, checkpointing: Checkpointing
 ) -> int:
-    """What ``in_flight`` micro-batches take in a stage of these layers, the bytes of whose inputs are ``inputs``."""
+    """The bytes that ``in_flight`` micro-batches take in a stage of these layers, whose inputs take ``inputs`` bytes."""
     if checkpointing is Checkpointing.LAYER:
         return in_flight * sum(inputs) + max(layer.kept + layer.working for layer in layers)
     return in_flight * sum(layer.kept for layer in layers) + max(layer.working for layer in layers)
 
 
 def free_bytes(on_device: int, on_host: int, hardware: Device) -> int:
-    """The host's memory that is left where training needs ``on_device`` and ``on_host``."""
+    """The host's memory that remains when training needs ``on_device`` and ``on_host``."""
     if hardware.kind == "cpu":
         return max(0, hardware.memory_bytes - on_device - on_host)
     return max(0, hardware.host_memory_bytes - on_host)

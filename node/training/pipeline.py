@@ -33,7 +33,7 @@ forward pass although a gradient arrives right after."""
 UNREAD = 4
 """Tensors of which a GPU has not said yet whether they are finite."""
 
-#: What arrives for the pipeline, by kind of work and step.
+#: A topic of arriving tensors: the kind of work, and the step.
 Topic = tuple[Literal["train", "evaluate"], int]
 
 #: send(kind, destination, micro-batch, tensor)
@@ -56,9 +56,13 @@ def is_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``loss_sum`` over this node's samples if it is of the last stage, else 0, and ``losses``, the means of its micro-batches;
-    the seconds in which the device computed, and those in which this thread waited for peers. A GPU may compute meanwhile, so
-    the two may overlap."""
+    """The result of a step.
+
+    loss_sum: over this node's samples if it is of the last stage, else 0.
+    losses: the means of its micro-batches.
+    The seconds in which the device computed, and the seconds in which this thread waited for peers. A GPU may compute while the
+    thread waits, so the two may overlap.
+    """
 
     loss_sum: float
     samples: int
@@ -69,12 +73,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What the pipeline needs of the model and the data.
+    """The pipeline's view of the model and the data.
 
-    ``forward`` maps the stage's input and positions to its output, ``loss`` (the last stage's input, labels, the loss's weight,
-    positions) to the mean over samples; see Stage.loss. ``inputs``, ``labels`` and ``positions`` (None unless documents are
-    isolated) are those of a micro-batch. The shapes are of the stage's input and output. ``micro_batch`` and ``global_batch``
-    are in samples.
+    forward: maps the stage's input and positions to its output.
+    loss: maps the last stage's input, labels, the loss's weight and positions to the mean over samples; see Stage.loss.
+    inputs, labels, positions: of a micro-batch. Positions are None unless documents are isolated.
+    The shapes are of the stage's input and output. ``micro_batch`` and ``global_batch`` are in samples.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -91,13 +95,15 @@ class Compute:
 
 @dataclass(slots=True)
 class TrainingStep:
-    """Forward and backward of those of this node's micro-batches that ``progress`` lacks. Their gradients of the mean loss over
+    """Forward and backward of this node's micro-batches that ``progress`` lacks. Their gradients of the mean loss over
     the global batch are added to the parameters' ``.grad``.
 
-    Tensors of the neighbouring stages are in ``queue``; before one is used, ``came`` is called with it. ``send`` hands one on.
-    Calls ``before_last_backward`` once, or never if nothing is left to do, so that hooks can tell when each bucket's gradients
-    are final. ``_waiting`` are the micro-batches that can go forward, ``_left`` the number of those that are not backward yet.
-    ``_unread``: of tensors, whether they are finite, as `is_finite` has it, what they are, and who sent them.
+    queue: tensors of the neighbouring stages; before one is used, ``came`` is called with it. ``send`` hands a tensor on.
+    before_last_backward: called once, or never if nothing is left to do, so that hooks can tell when each bucket's gradients
+    are final.
+    _waiting: the micro-batches that can go forward.
+    _left: the number of micro-batches whose backward pass is not done.
+    _unread: for each tensor, whether it is finite (see `is_finite`), its description, and its sender.
     """
 
     _placement: Placement
@@ -120,7 +126,7 @@ class TrainingStep:
 
     def run(self) -> Outcome:
         """Computes whatever can be, backward first. Raises NonFinite, and Closed when the step is called off; ``progress`` then
-        has what was done."""
+        has the finished work."""
         placement, progress, queue = self._placement, self._progress, self._queue
         topic: Topic = ("train", progress.step)
         while self._left:
@@ -158,7 +164,7 @@ class TrainingStep:
         return tuple(means)
 
     def _look(self, tensor: torch.Tensor, what: str, source: str = "") -> None:
-        """Raises NonFinite if the tensor is not finite: at once, or on a GPU, for which nobody waits, a few tensors later."""
+        """Raises NonFinite if the tensor is not finite. On a GPU, where nobody waits, it is raised a few tensors later."""
         self._unread.append((arriving(is_finite(tensor)), what, source))
         self._read_finite(but=UNREAD if tensor.is_cuda else 0)
 
@@ -180,7 +186,7 @@ class TrainingStep:
             self._progress.gradients[number] = arrival
 
     def _decoded(self, arrival: Arrival, shape: tuple[int, ...]) -> torch.Tensor:
-        """Only when its turn has come: the device has memory for what is in flight, not for all that may have come."""
+        """Decodes a tensor when its turn has come: the device has memory only for tensors in flight."""
         kind, number = arrival.header.kind, arrival.header.index
         with span(Activity.DECODE, self._progress.step, number):
             flat = arrival.decoded(self._compute.device)
@@ -264,5 +270,5 @@ def evaluate(
 
 
 def _read(scalars: Sequence[torch.Tensor]) -> list[float]:
-    """Their values, for which the host waits once."""
+    """The values of the scalars. The host waits for them once."""
     return [float(value) for value in torch.stack(list(scalars)).tolist()] if scalars else []

@@ -51,8 +51,8 @@ OF_HOST = "dtfm.kernels.adamw"
 class Preparation:
     """For the training thread, except `cancel`; any thread may read the attributes.
 
-    ``loaded`` is the run that this node has loaded, ``flops`` the speed at which the device computes its layers, if these were
-    timed, ``timing`` when that was.
+    ``loaded`` is the run that this node has loaded. ``flops`` is the speed of the device on its layers, if these were
+    timed, and ``timing`` the time of that.
     """
 
     def __init__(self, equipment: Equipment, loop: asyncio.AbstractEventLoop) -> None:
@@ -69,7 +69,7 @@ class Preparation:
         here. Returns whether it is another run than before, or in another precision.
 
         Raises:
-            ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.
+            ValueError: a user's mistake in the run, a source that is not allowed, or a device that cannot take part in it.
             Closed: called off.
         """
         device = self._equipment.device
@@ -81,7 +81,7 @@ class Preparation:
         before = None if self.loaded is None or is_new else self.loaded.run.train
         timed_with = None if before is None else (before.compile, before.precision)
         if self.loaded is not None and not is_new:
-            # A resumed run may differ in settings that do not change what is learned.
+            # A resumed run may differ in settings that do not change the training.
             self.loaded = replace(self.loaded, run=run, allowed=allowed)
         else:
             self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
@@ -107,7 +107,7 @@ class Preparation:
         return before is None or before.precision != run.train.precision
 
     def message(self) -> Prepared:
-        """What the coordinator is told of the loaded run, which this node can now take part in."""
+        """The message to the coordinator about the loaded run, which this node can now take part in."""
         assert self.loaded is not None
         said = description(self.loaded.run, self.loaded.model, self.loaded.data)
         said.on_disk.extend(self._equipment.snapshots.open(self.loaded))
@@ -151,7 +151,7 @@ class Preparation:
 
 def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
     """Raises ValueError if this machine's operator does not allow something that the run names, or if its device cannot compute
-    it. The message has a line for each. From now on the run may use what is ``allowed``."""
+    it. The message has a line for each. From now on the run may use everything in ``allowed``."""
     give_leave(allowed.places)
     checks = [partial(check_places, run, allowed.places)]
     if compute_dtype(run) is torch.bfloat16:
@@ -163,7 +163,7 @@ def read_run(run: Run, allowed: Allowed, tokens: Path, agreed: Agreed | None, do
     """The run's model and its data, on which its members may have ``agreed``. ``tokens``: the folder where this machine's nodes
     share tokens. ``does`` hears of each task and its progress. Raises ValueError for a user's mistake."""
     model = None
-    if is_text(run.data):  # what is wrong with the model is told before much is read
+    if is_text(run.data):  # errors in the model are reported before much is read
         does(Doing.LOADING_MODEL, 0, 0)
         with long_part("loading the model"):
             sample, tokenizer = text_sample(run.data)

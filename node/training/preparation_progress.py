@@ -1,4 +1,4 @@
-"""What this node does before it is ready. Heartbeats tell the coordinator, and it tells everybody who waits."""
+"""What this node does before it is ready. Heartbeats tell the coordinator, and the coordinator tells the waiting members."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a node has done of one step, kept until the step is committed.
 
-When a node is lost, the step goes on under the next generation (docs/architecture.md, A death): what the others have computed
-still counts, and what they have sent they can send again to the lost node's successors. So only the lost node's own
+When a node is lost, the step goes on under the next generation (docs/architecture.md, A death). The others' work still
+counts, and they can send their tensors again to the lost node's successors. So only the lost node's own
 micro-batches are computed again.
 """
 
@@ -28,14 +28,16 @@ from dtfm.protos.frame import Kind
 class Progress:
     """One node's work on ``step`` for one stage, last continued in ``generation``.
 
-    By micro-batch: ``activations`` and ``gradients``, the stage's inputs and its outputs' gradients that have come and are not
-    used yet, as they came; ``inputs`` and ``outputs`` of those in flight, on the device, of outputs the graphs alone (a first
-    stage has no inputs, a last one no outputs); ``finished``, those whose backward pass is done, or queued on the device, with
-    their gradients added to the buckets'; ``losses``, the means (scalars on the device), on the last stage; ``sent``, what was
-    sent to the neighbours or is for them, encoded in the host's memory.
+    By micro-batch:
+    activations, gradients: the stage's inputs and its outputs' gradients that have come and are not used yet, as they came.
+    inputs, outputs: of micro-batches in flight, on the device; of outputs the graphs alone. A first stage has no inputs, a last
+    stage no outputs.
+    finished: micro-batches whose backward pass is done, or queued on the device, with their gradients added to the buckets'.
+    losses: the means (scalars on the device), on the last stage.
+    sent: tensors that were sent to the neighbours or are for them, encoded in the host's memory.
 
-    ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
-    ``room`` is the most bytes of ``sent`` and ``unreduced`` that may be kept. These two are for any thread, by the methods.
+    unreduced: by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
+    room: the most bytes of ``sent`` and ``unreduced`` that may be kept. These two are for any thread, by the methods.
     """
 
     generation: int
@@ -50,12 +52,12 @@ class Progress:
     sent: dict[tuple[Kind, int], Future[Encoded]] = field(default_factory=dict)
     unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
     _spoilt: bool = False
-    _kept: dict[tuple[Kind, int] | int, int] = field(default_factory=dict)  # bytes of what is in sent and unreduced
+    _kept: dict[tuple[Kind, int] | int, int] = field(default_factory=dict)  # bytes of the entries of sent and unreduced
     _lock: RLock = field(default_factory=RLock)
 
     @property
     def reports_nothing(self) -> bool:
-        """Whether there is nothing that a `report` would say: the coordinator takes the step for one that begins."""
+        """Whether a `report` would be empty: the coordinator takes the step for one that begins."""
         return not (self.activations or self.inputs or self.gradients or self.finished)
 
     @property
@@ -104,13 +106,13 @@ class Progress:
                 mine.clear()
 
     def discard(self) -> None:
-        """Frees all that it holds, since no other attempt will build on it."""
+        """Frees all its tensors, since no other attempt will build on them."""
         self.spoil()
         for mine in (self.activations, self.gradients, self.inputs, self.outputs):
             mine.clear()
 
     def fits(self, placement: Placement) -> bool:
-        """Whether it can go on as ``placement``, of the same stage: no other node has been given what is summed here."""
+        """Whether it can go on as ``placement``, of the same stage: no other node has been given micro-batches summed here."""
         return not self._spoilt and self.finished <= set(placement.micro_batches)
 
     def narrow(self, placement: Placement) -> None:
@@ -134,7 +136,7 @@ class Progress:
         )
 
     def _make_room(self, key: tuple[Kind, int] | int, size: int) -> bool:
-        """Whether ``size`` bytes may be kept under ``key``, instead of what is there."""
+        """Whether ``size`` bytes may be kept under ``key``, instead of the bytes there."""
         with self._lock:
             if self._spoilt:
                 return False

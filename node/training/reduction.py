@@ -5,12 +5,12 @@ adds them up and sends the sum to all. It adds in the group's order, whatever th
 owner's bytes, so that all hold the same bits.
 
 A shard travels in pieces, and a piece's sum replaces the piece in place: beside the gradients, memory holds only pieces on
-their way. One thread takes what arrives; another sends, which may wait for a link. So no member waits for another to
+their way. One thread takes arriving pieces; another sends, which may wait for a link. So no member waits for another to
 read. A member that holds more of another's pieces than it can sum may stop reading from it for a while (see
-Receiver.readable): all send their pieces in the same order, so the first that is not summed is always among those that came.
+Receiver.readable). All members send their pieces in the same order, so the first piece without a sum has always come.
 
-Under a sparse codec one member of each island sends a piece to all, and all add up what was sent. Most of what it left out is
-added to its next changes of the same elements.
+Under a sparse codec one member of each island sends a piece to all, and all add up the pieces that were sent. Most of the
+elements that it left out are added to its next changes of the same elements.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ class Final:
 
 @dataclass(slots=True)
 class _Bucket:
-    """The state of one bucket's reduction. ``addends`` are other members' gradients of the pieces that this node adds up, by
-    piece and rank; ``missing`` are the pieces without their sum. Once this node's own gradients are ``final``, all is done in
-    that context. ``sparse``: all members add up each piece, of those of its senders (`Group.senders`)."""
+    """The state of one bucket's reduction.
+
+    addends: other members' gradients of the pieces that this node adds up, by piece and rank.
+    missing: the pieces without their sum.
+    final: set once this node's own gradients are final; all is done in that context.
+    sparse: all members add up each piece, from its senders (`Group.senders`).
+    """
 
     index: int
     gradients: torch.Tensor
@@ -94,8 +98,8 @@ class _Bucket:
         return set(self.group.senders(piece)) if self.sparse else set(range(len(self.members)))
 
     def add_up(self, number: int, bound: ContributionBound | None) -> None:
-        """Replaces a piece by the sum of those that are added, held within the ``bound``. What comes before this node's in the
-        group's order is added up in the memory of the first addend."""
+        """Replaces a piece by the sum of its addends, held within the ``bound``. Addends before this node's in the
+        group's order are added up in the memory of the first addend."""
         own, arrivals, ranks = self.piece(number), self.addends.get(number, {}), sorted(self.added(number))
         addends: Iterable[torch.Tensor] = (
             own if rank == self.rank else arrivals[rank].decoded(own.device) for rank in ranks
@@ -117,7 +121,7 @@ class _Bucket:
             own.copy_(total)
 
     def _finite(self, number: int, ranks: Sequence[int], addends: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The addends, as they are. Raises NonFinite for one that is not."""
+        """The addends, unchanged. Raises NonFinite for one that is not finite."""
         for rank, addend in zip(ranks, addends, strict=True):
             if rank != self.rank and not is_finite(addend):
                 source = self.members[rank]
@@ -126,7 +130,7 @@ class _Bucket:
 
 
 def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
-    """Indices in the order in which a backward pass finishes the buckets; any two are in the same order on every node."""
+    """The buckets' indices, as a backward pass finishes them; any two are in the same order on every node."""
     return [spec.index for spec in sorted(buckets, key=lambda spec: (-min(spec.layers), spec.index))]
 
 
@@ -180,18 +184,18 @@ class Reducer:
 
     @property
     def clipped(self) -> Mapping[str, Clipped]:
-        """By member, what was clipped in the step last reduced."""
+        """By member, the addends that were clipped in the step last reduced."""
         return self.bound.clipped if self.bound is not None else {}
 
     def commit(self, step: int) -> None:
         """``step``, the one last reduced, is committed. An aborted step leaves no residuals."""
-        self.carried = {**self.carried, **self.left_out}  # also of what others send now
+        self.carried = {**self.carried, **self.left_out}  # also of pieces that others send now
         if self.bound is not None:
             self.bound.commit()
         self.queue.forget(step)
 
     def close(self) -> None:
-        """Ends the threads, and lets go of what the callbacks refer to. Close ``queue`` first."""
+        """Ends the threads, and frees the objects of the callbacks. Close ``queue`` first."""
         self._thread.shutdown()
         self.sending.shutdown()
         del self.send, self.let_go, self.came
@@ -224,7 +228,7 @@ class _Reduction:
         self._sent: list[Future[None]] = []
 
     def run(self) -> Residuals:
-        """Returns the residuals of what was sent."""
+        """Returns the residuals of the sent messages."""
         try:
             with WORK.working():
                 while any(b.missing or b.final is None for b in self._buckets.values()):
@@ -303,7 +307,7 @@ class _Reduction:
             self._submit(self._send_sum, bucket, number)
 
     def _spread(self, bucket: _Bucket, number: int) -> None:
-        """Sends this node's part of a piece to all others, and goes on with what they get."""
+        """Sends this node's part of a piece to all others, and goes on with the values that they get."""
         message, own = self._encode(bucket, number), bucket.piece(number)
         own.copy_(_arriving(message, own))
         self._submit(partial(self._send_to_others, Kind.REDUCE, message), bucket, number)
@@ -326,7 +330,7 @@ class _Reduction:
 
     def _send_sum(self, bucket: _Bucket, number: int) -> None:
         message, own = self._encode(bucket, number), bucket.piece(number)
-        if message.codec is not Codec.OFF:  # the owner must go on with what the others get
+        if message.codec is not Codec.OFF:  # the owner must go on with the same values as the others
             own.copy_(_arriving(message, own))
         self._send_to_others(Kind.GATHER, message, bucket, number)
 
@@ -357,7 +361,7 @@ class _Reduction:
 
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
-    """Raises what the first of those that failed has raised. Its traceback refers to this frame, which therefore forgets it: a
+    """Raises the error of the first future that failed. Its traceback refers to this frame, which therefore forgets it: a
     cycle would keep the gradients from being freed."""
     errors = [error for error in map(_error, filter(Future.done, futures)) if error is not None]
     try:
@@ -372,5 +376,5 @@ def _error(done: Future[None]) -> BaseException | None:
 
 
 def _arriving(message: Encoded, sent: torch.Tensor) -> torch.Tensor:
-    """What others get of a piece."""
+    """The piece as others get it."""
     return decode(message.codec, message.data, sent.numel(), sent.dtype, sent.device)

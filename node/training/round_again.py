@@ -1,7 +1,7 @@
-"""Doing a round of another island again: one of a single node, as is this node's.
+"""Repeats the round of another island. Both islands have a single node.
 
-Where work is audited, all islands begin a round with the same weights, those of the anchor, and with moments of zero. So what
-an island changes in it follows from its samples alone.
+Where work is audited, all islands begin a round with the weights of the anchor, and with moments of zero. So
+an island's changes in the round follow from its samples alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def round_done_again(
     generation: Generation, trained: Sequence[Audit.Trained], go_on: Callable[[], None], set_aside: SetAside
 ) -> Iterator[None]:
     """Inside, this node has the state of an island that has ``trained`` these steps since the last exchange. Afterwards it has
-    its own again, which was in the host's memory. ``go_on`` is called before each micro-batch; what it raises ends it. Raises
-    MemoryError if there is not enough."""
+    its own state again, which was in the host's memory. ``go_on`` is called before each micro-batch; its error ends the round.
+    Raises MemoryError if there is not enough."""
     buckets = generation.stage.buckets
     needed = sum(tensor.nbytes for bucket in buckets.values() for tensor in _written(bucket))
     if needed > generation.free_bytes:

@@ -1,4 +1,4 @@
-"""What the person who lends this device sees: how the run fares, this node's share of it, and what is waited for."""
+"""The view of the person who lends this device: the state of the run, this node's share, and the reason if the run waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECENT_STEPS = 20
 
 
 class Status:
-    """Fed with what the coordinator says; ``line`` makes one line of it. ``without_share``: what this node is while it has no
+    """Takes the coordinator's messages; ``line`` makes one line of them. ``without_share``: this node's role while it has no
     part in the plan."""
 
     def __init__(self, node: str, without_share: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,15 +25,15 @@ class Status:
         self._clock = clock
         self._name = ""  # the run's
         self.run = RunStatus()
-        self._heard = 0.0  # when the last step was committed, by the clock
+        self._heard = 0.0  # the time of the last commit, by the clock
         self._speeds: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)  # tokens and seconds, of whole steps
-        self._generation = -1  # of the plan in which `_share` is this node's; -1: none yet
+        self._generation = -1  # generation of the plan with this `_share`; -1: none yet
         self._share = ""
-        self._load = 0  # micro-batches of this node in each step
-        self._copy = ""  # what it keeps as a standby
-        self._idle = ""  # why the plan does without it
+        self._load = 0  # the number of micro-batches of this node in each step
+        self._copy = ""  # the layers that it keeps as a standby
+        self._idle = ""  # why the plan leaves this node out
         self._micro_batches = 0  # computed by this process, of committed steps
-        self._worked = 0  # committed steps in which this node took part, in all of its processes
+        self._worked = 0  # committed steps with a part of this node, in all of its processes
 
     def welcomed(self, welcome: Welcome) -> None:
         self._name, self._worked = welcome.run.name, welcome.worked_steps

@@ -1,4 +1,4 @@
-"""When an idle node times its device again: a plan may do without it because the machine was busy when it was timed."""
+"""When an idle node times its device again: a plan may leave it out because the machine was busy during the last timing."""
 
 from __future__ import annotations
 

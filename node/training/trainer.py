@@ -115,7 +115,7 @@ class Trainer:
         self._commands.put(lambda: self._conclude(commit))
 
     def audit(self, audit: wire.Audit) -> None:
-        """Does another replica's work again, of the step that this node has voted on, unless that is over first."""
+        """Repeats another replica's work, of the step that this node has voted on, unless that is over first."""
         came = time.monotonic()
         self._commands.put(lambda: self._audit(audit, came))
 
@@ -123,7 +123,7 @@ class Trainer:
         self._commands.put(lambda: self._links_changed(links))
 
     def arriving(self) -> list[wire.StepReady.Arrived]:
-        """What has come of the step in hand so far."""
+        """The tensors of the current step that have come so far."""
         generation = self._generation
         return generation.receiver.paces_so_far() if generation is not None else []
 
@@ -183,7 +183,7 @@ class Trainer:
 
     @property
     def hardware(self) -> wire.Device:
-        """This device, with the speed at which it computes the run's layers, if these were timed."""
+        """This device, with its speed on the run's layers, if these were timed."""
         device = wire.Device()
         device.CopyFrom(self._equipment.hardware)
         device.flops = self._preparation.flops or device.flops
@@ -196,12 +196,12 @@ class Trainer:
         return (generation.number, self._store.held.step + 1) if generation is not None else None
 
     async def stand_by(self, wanted: wire.Standby) -> None:
-        """Becomes a standby for the wanted layers; with no layers, is none any more."""
+        """Starts standing by for the wanted layers. An empty range stops it."""
         self._standby_wanted = wanted
         if wanted.past_last_layer and (loaded := self._loaded) is not None:
             await self._hold_data(loaded, wanted.first_layer, wanted.past_last_layer)
             if self._standby_wanted is not wanted:
-                return  # a later request has come meanwhile
+                return  # a later request has come since
         loaded, generation = self._loaded, self._generation
         if wanted.past_last_layer and loaded is not None:
             # The last generation may still be ending here.
@@ -262,11 +262,11 @@ class Trainer:
             if self._load(run, dialler, allowed, agreed):
                 self._store.replace(HeldState())
                 self._voted, self._committed_in = None, 0
-            # Else the node has been welcomed again meanwhile, perhaps to a run that has changed.
+            # Else the node has been welcomed again since, perhaps to a run that has changed.
             if run is self._wanted:
                 self._report(wire.NodeMessage(prepared=self._preparation.message()))
         except (ValueError, OSError) as error:
-            # Also where a step is in hand: the coordinator waits for this node to be prepared.
+            # Also during a step: the coordinator waits for this node to be prepared.
             self._fail(error)
 
     def _load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
@@ -333,7 +333,7 @@ class Trainer:
             self._cannot_adopt(plan_failed(number, error))
             return
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
-        begins = placement is not None and placement.is_new  # what islands share is all that it needs
+        begins = placement is not None and placement.is_new  # it needs only the state that islands share
         if inventory.is_incomplete and (begins or self._standby.is_of_all):  # copies of less are for others
             inventory = replace(inventory, copied=self._take_copies(assignment))
             self._hold(assignment.step, {**inventory.held, **inventory.copied})
@@ -410,7 +410,7 @@ class Trainer:
                 needs_data = placement.first or placement.last or self._loaded.data.sample.isolated
                 held = self._data.begin(self._loaded.data) if needs_data else None
                 if held is not None and held.done():
-                    held.result()  # no state is fetched for what cannot be
+                    held.result()  # without samples, no state is fetched
                 generation = set_up(
                     self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )

@@ -1,4 +1,4 @@
-"""The calls that peers make, by the name in their certificate, so that those of a revoked or quarantined one end at once."""
+"""The calls that peers make, by the name in their certificate, so that calls of a revoked or quarantined peer end immediately."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ ABORT_SECONDS = 1.0
 
 
 class Callers:
-    """Wraps a server's methods. A peer's calls are answered at a bounded rate, and few of each method at a time. ``most`` is how
-    many of one name, ``of_key`` how many of all names of a key, and ``longest`` the bytes of a single request. Those of a
-    revoked or quarantined one are refused, and those in progress end. ``called`` has the connections on which a member has called
-    (context.peer()), also those that are gone, until somebody takes them out. A stream that nobody reads for ``lease`` seconds
-    ends."""
+    """Wraps a server's methods. A peer's calls are answered at a bounded rate, and few of each method at a time.
+
+    most: the number of calls of one name.
+    of_key: the number of calls of all names of a key.
+    longest: the bytes of a single request.
+    called: the connections on which a member has called (context.peer()), also closed ones, until somebody takes them out.
+    Calls of a revoked or quarantined peer are refused, and its calls in progress end. A stream that nobody reads for ``lease``
+    seconds ends.
+    """
 
     def __init__(self) -> None:
         self._revoked: frozenset[str] = frozenset()
@@ -103,12 +107,12 @@ class Callers:
         return call
 
     def revoke(self, names: Iterable[str]) -> None:
-        """From now on these may not call either. None may again: it could do so over a connection that it opened before."""
+        """Ends calls of these names for good: they could call again over a connection that they opened before."""
         self._revoked |= frozenset(certified_name(name) for name in names)
         self._end_calls()
 
     def quarantine(self, names: Iterable[str]) -> None:
-        """From now on these may not call, and who was named before may call again."""
+        """From now on these names may not call, and names of the earlier list may call again."""
         self._quarantined = frozenset(certified_name(name) for name in names)
         self._end_calls()
 

@@ -37,8 +37,8 @@ class Commitments:
         self._taken: dict[tuple[Kind, int, int], Future[bytes]] = {}
 
     def sends(self, peer: str, what: What, encoded: Future[Encoded]) -> None:
-        """To be called before a tensor is sent: its digest is taken as soon as it is encoded, or at once. What several
-        peers get is the same, so that it is done once."""
+        """To be called before a tensor is sent. Its digest is taken once it is encoded, or now if it is. A tensor for several
+        peers is the same, so its digest is taken once."""
         key, digest = (what.kind, what.index, what.part), Future[bytes]()
         with self._lock:
             known = self._taken.setdefault(key, digest)
@@ -54,7 +54,7 @@ class Commitments:
             self._received[arrival.source, header.kind][header.index, header.part] = digest
 
     def report(self) -> tuple[list[StepReady.Passed], list[StepReady.Passed]]:
-        """(what was sent, what came), once the step is done here; waits for what is still being encoded."""
+        """(sent tensors, received tensors), once the step is done here; waits for tensors that are still being encoded."""
         with self._lock:
             ledgers = [{key: dict(digests) for key, digests in of.items()} for of in (self._sent, self._received)]
         sent, received = ([_passed(*key, digests) for key, digests in sorted(of.items())] for of in ledgers)

@@ -17,8 +17,8 @@ from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
 @dataclass(frozen=True, slots=True)
 class TensorSizes:
     """The tensors that a node exchanges, in elements: one micro-batch's activation before and after its stage, and the
-    parameters of each bucket that it holds. ``dtype`` is that of activations and their gradients, ``reduced`` that of the
-    parameters' gradients."""
+    parameters of each bucket that it holds. Activations and their gradients have type ``dtype``, and the parameters' gradients
+    type ``reduced``."""
 
     input: int
     output: int

@@ -1,4 +1,4 @@
-"""What nodes hand out for audits: the tensors of the step that they have voted on, as they were sent."""
+"""The tensors that nodes hand out for audits: of the step that they have voted on, in the bytes that they sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dtfm.protos.identity.credentials import certified_name
 from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.streams import method
 
-#: A tensor as it was sent: its header and its encoded bytes, which do not change any more.
+#: A sent tensor: its header and its encoded bytes, which do not change.
 Tensor = tuple[Header, memoryview]
 
 
@@ -89,8 +89,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """Asks ``peers`` for what they sent in ``step``, and waits at most ``patience`` seconds for each frame, and ``in_all`` for
-    each peer. Lives on one event loop; close it."""
+    """Asks ``peers`` for tensors that they sent in ``step``. Waits at most ``patience`` seconds for each frame, and ``in_all``
+    seconds for each peer. Lives on one event loop; close it."""
 
     generation: int
     step: int
@@ -102,7 +102,7 @@ class Witnesses:
     _waited: dict[str, float] = field(default_factory=dict)
 
     async def fetch(self, wanted: Sequence[Wanted]) -> list[Tensor]:
-        """All at once. Raises Withheld, and ConnectionError for a node that is none of the peers."""
+        """Fetches all together. Raises Withheld, and ConnectionError for a node that is not a peer."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._fetch(each)) for each in wanted]

@@ -28,7 +28,7 @@ from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method, told
 log = logging.getLogger(__name__)
 
 SPARE = 2
-"""Connections that wait at a holder to be taken, so that who needs one need not wait for a round trip."""
+"""Connections that wait at a holder to be taken, so that a caller need not wait for a round trip."""
 MOST_LENT = 64
 """Most connections that one node lends to one holder, or borrows from it, waiting or in use. A peer that reaches it needs about
 four: for tensors, for state, and two while it measures the link."""
@@ -70,7 +70,7 @@ class Holder:
                 del self._waiting[node]
 
     async def serve_borrower(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Joins what the caller says with a connection of the lender that its metadata name."""
+        """Joins the caller's bytes with a connection of the lender that its metadata name."""
         if not self.relay:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "NOT_A_RELAY: this node is none; see join --relay")
         lender = told(context.invocation_metadata(), LENDER_METADATA)

@@ -54,7 +54,7 @@ def call_pipe(call: Any, channel: grpc.aio.Channel | None = None) -> Pipe:
 def served_pipe(
     requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
 ) -> tuple[Pipe, asyncio.Event]:
-    """The called side of a stream of bytes both ways, and what is set when its user has closed it; the call may end then."""
+    """The called side of a stream of bytes both ways, and an event: its user has closed it, and the call may end."""
     closed = asyncio.Event()
 
     async def read() -> bytes:

@@ -62,7 +62,7 @@ class Receiver:
         self._done: set[_Key] = set()
         self._paces: dict[str, StepReady.Arrived] = {}
         self._room = room
-        self._held: Counter[tuple[str, int]] = Counter()  # bytes of what replicas exchange, by source and step
+        self._held: Counter[tuple[str, int]] = Counter()  # bytes of the replicas' tensors, by source and step
         self._waiting: list[asyncio.Future[None]] = []
         self._unpaced: dict[str, int] = {}
         self._closed = False
@@ -85,7 +85,7 @@ class Receiver:
             self._wake()
 
     def close(self) -> None:
-        """Nobody waits in `readable` any more, and nothing is delivered: what ``deliver`` refers to can be freed, although peers
+        """Ends the waits in `readable` and delivers nothing more: the objects of ``deliver`` can be freed, although peers
         may still send. From any thread."""
         with self._lock:
             self._closed, self._deliver = True, lambda _: None
@@ -94,7 +94,7 @@ class Receiver:
     async def readable(self, source: str, kind: Kind) -> None:
         """Waits, after a frame of ``kind`` from ``source``, until the same stream may be read further.
 
-        It may not while more of what replicas exchange is held from there than there is room for. Other kinds never wait:
+        It may not while the replicas' tensors held from there exceed their room. Other kinds never wait:
         without them nothing here would be used up.
         """
         while kind in _BETWEEN_REPLICAS:
@@ -114,7 +114,7 @@ class Receiver:
             return [pace for _, pace in sorted(paces.items())]
 
     def paces_so_far(self) -> list[StepReady.Arrived]:
-        """How fast each source's tensors have come since the last call of `take_paces`, with those that are still coming. From
+        """The speed of each source's tensors since the last call of `take_paces`, including tensors that are still coming. From
         any thread."""
         with self._lock:
             now = time.perf_counter()

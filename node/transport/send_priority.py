@@ -1,4 +1,4 @@
-"""The order in which this node's streams use a link: the pipeline first, then what replicas exchange, then state."""
+"""The order in which this node's streams use a link: the pipeline first, then the replicas' tensors, then state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Rank(enum.IntEnum):
 
 
 class SendPriority:
-    """What waits to be sent, by link and rank; a link is named by the peer at its end. Lives on one event loop.
+    """The waiting streams, by link and rank; a link is named by the peer at its end. Lives on one event loop.
 
     Bytes that a socket has taken cannot be overtaken. So this does not help links that share a line, as behind a home router:
-    the other sockets' buffers go on sending (measured: 16 MiB sent beside 31 MiB to another peer arrived hardly sooner, and
-    on lines that were not shared the other streams arrived later).
+    the other sockets' buffers go on sending. Measured: 16 MiB sent beside 31 MiB to another peer arrived hardly sooner, and
+    on lines that were not shared the other streams arrived later.
     """
 
     def __init__(self) -> None:

@@ -101,7 +101,7 @@ class _Lane:
                     self._room.wait()
 
     def release(self, size: int) -> None:
-        """Wakes those that wait for room."""
+        """Wakes the senders that wait for room."""
         with self._room:
             self._waiting_bytes -= size
             self._room.notify_all()
@@ -131,7 +131,7 @@ class Sender:
     """The sending side of a node's data plane.
 
     ``on_failed(generation, error)`` is called on the event loop when a stream that carried tensors of that generation breaks
-    (Lost), or when one of them could not be encoded here, which is no fault of the peer's.
+    (Lost). It is also called when a tensor could not be encoded here, which is no fault of the peer's.
     """
 
     def __init__(self, node: str, on_failed: Callable[[int, Exception], None]) -> None:
@@ -175,7 +175,7 @@ class Sender:
         try:
             if ready:
                 _, pending = await asyncio.wait(pending, timeout=timeout)
-        finally:  # else those that are not awaited any more would complain of channels that close
+        finally:  # else abandoned tasks would complain of channels that close
             for task in ready.values():
                 task.cancel()
         for node, task in ready.items():
@@ -207,7 +207,7 @@ class Sender:
         return self._encoder.submit(encode_it)
 
     def send(self, destination: str, what: What, encoded: Future[Encoded]) -> None:
-        """Queues what `encode` returns, or what is `ready`. From any thread. Waits while the lane is full. Raises Closed."""
+        """Queues the tensor that `encode` or `ready` returns. From any thread. Waits while the lane is full. Raises Closed."""
         lane = self._lanes[destination, _RANKS[what.kind]]
         size = what.elements * what.dtype.itemsize
         lane.reserve(size, lambda: self._closed)
@@ -240,7 +240,7 @@ class Sender:
         await self._channels.pop(node).close()
 
     async def _write(self, node: str, lane: _Lane) -> None:
-        """Keeps one stream open to ``node`` and writes what is queued; opens a new stream when one has broken."""
+        """Keeps one stream open to ``node`` and writes the queued tensors; opens a new stream when one has broken."""
         while True:
             first = await lane.queue.get()
             call = method(self._channels[node], "Tensors")(metadata=((NODE_METADATA, self._node),))

@@ -18,9 +18,9 @@ class Closed(Exception):
 
 
 class TopicQueue(Generic[Topic, Item]):
-    """A queue per topic, between threads. Closing it wakes every waiter, so that none waits for what cannot come.
+    """A queue per topic, between threads. Closing it wakes every waiter, so that none waits in vain.
 
-    It is unbounded: what is put must be bounded elsewhere (frames are, by frame_validation.py).
+    The queue is unbounded: its items must be bounded elsewhere (frames are, by frame_validation.py).
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
-"""Keeps strangers from filling the node's port: each address has few connections on which nobody has called.
+"""Keeps strangers from filling the node's port: each address has few connections without a call.
 
-gRPC's server bounds how long a handshake may take and how many connections there are, but not how many come from one address. A
-front, like the coordinator's, would copy every tensor once more. So when so many files are open that members could be kept out,
-this looks at the process's own sockets, and shuts down some of those on which nobody has called, where most of them come from:
-gRPC then sees them end. Fewer are left alone, as they cost next to nothing until the handshake's time is over, and whoever is
-shut out comes back at once.
+gRPC's server bounds the time of a handshake and the number of connections, but not the number from one address. A
+front, like the coordinator's, would copy every tensor once more. So this looks at the process's own sockets once enough files are
+open to keep members out. It shuts down some of the connections without a call, where most of them come from: gRPC then sees
+them end. Fewer are left alone, as they cost next to nothing until the handshake's time is over. A member that is shut out comes
+back immediately.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LEFT = MOST_CONNECTIONS // 2
 MOST_OF_ONE = 64
 """Connections of one address, or of one household's IPv6, that are not shut down."""
 MOST_CALLED = 4096
-"""Members' connections that are remembered before those that are gone are forgotten."""
+"""The number of members' connections to remember before closed ones are forgotten."""
 
 
 class Warden:
-    """``called`` has the connections on which a member has called, as gRPC names them (context.peer()); those that are gone are
+    """``called`` has the connections on which a member has called, as gRPC names them (context.peer()); closed ones are
     taken out of it."""
 
     def __init__(self, port: int, called: set[str]) -> None:
@@ -59,7 +59,7 @@ class Warden:
                     self.look()
 
     def look(self) -> None:
-        """Shuts down what is too much now: of the addresses with most, those that were seen first."""
+        """Shuts down the surplus: of the addresses with most connections, those seen first."""
         now, present = time.monotonic(), set()
         strangers: defaultdict[str, list[tuple[float, str, socket.socket]]] = defaultdict(list)
         seen = {}

@@ -54,7 +54,7 @@ class Ways:
         for node, relay in relays.items():
             if node not in self._relays or _name(self._relays[node]) != _name(relay):
                 log.info("reaches %s by %s", node, f"relay {relay.node}" if relay else "dial-back")
-                # A relay that is gone may not have said so: what was sent over it is waited for no longer.
+                # A relay may have gone without a word: nobody waits for bytes sent over it.
                 for pipe in self._used.pop(node, ()):
                     pipe.close()
         # Diallers look into this very dictionary, from other threads: a node that stays in it is never missing.

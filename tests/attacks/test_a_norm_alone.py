@@ -1,5 +1,5 @@
 """A stranger that is alone in its stage says that its gradients are huge. All gradients are clipped by the norm of the whole
-model: so nobody would learn anything any more."""
+model: so nobody would learn anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 40
 
 
 def lied_to(folder: Path, *nodes: str) -> Cluster:
-    """An open run in which all work is audited, and in whose second stage the second of the nodes is alone."""
+    """An open run that audits all work, with the second node alone in the second stage."""
     text = run_file(model=GPT2, stages=[len(nodes) - 1, 1], steps=STEPS, lease=4.0)
     return Cluster(
         folder,

@@ -1,6 +1,6 @@
 """Two of six strangers turn the sign of their gradients, and find each other's work right. They begin on one stage, with one
-honest node. Nothing wrong counts, nobody honest goes, and they have no part at the end: three others contradict them, or one that
-is believed, or nobody is left with whom they may work."""
+honest node. No wrong step counts, no honest node goes, and the two have no part at the end: three others contradict them, or
+one believed node does, or plans keep them apart from every other node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody honest is accused, however unlike the nodes' devices are and whoever comes and goes: tests/bench/honest.py in short."""
+"""No honest node is accused, however unlike the nodes' devices are, while nodes come and go: tests/bench/honest.py in short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each of several strangers trains a copy of the model by itself, and one of them lies. Others do its rounds again."""
+"""Each of several strangers trains a copy of the model by itself, and one of them lies. Others repeat its rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stranger adds wrong gradients, and whenever it is asked for them it is gone, and comes back under the same key."""
+"""A stranger adds wrong gradients. Whenever it is asked for them it leaves, and comes back under the same key."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_honest_nodes_that_evaluate_each_sample_twice_come_to_the_same(tmp_path:
 
 
 def losses_are_those_of_one_process(cluster: Cluster) -> None:
-    """Each held-out loss is that of some of the held-out samples, as one process computes it."""
+    """Each held-out loss is the loss of some held-out samples, as one process computes it."""
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
     alone = held_out_losses_alone(cluster.run_file, STEPS)
     for event in cluster.of("evaluated"):
@@ -69,7 +69,7 @@ def test_where_wrong_held_out_activations_are_passed_on_nobody_is_thrown_out_for
 
 @pytest.mark.soak
 def test_who_dies_in_the_last_evaluation_does_not_keep_the_others_waiting_for_it(tmp_path: Path) -> None:
-    """It is on the first stage, so that others wait for what it would send. They evaluate again if it had not written its part of
+    """It is on the first stage, so that others wait for its tensors. They evaluate again if it had not written its part of
     the checkpoint."""
     with audited(tmp_path, "dies_at_the_end", [2, 2], (LIAR, "x", "y", "z"), evaluate_every=0) as cluster:
         assert cluster.finish() == 0

@@ -1,5 +1,5 @@
-"""One of several strangers does its work wrong, or lies in audits. Its work is done again by others, nothing wrong counts, nobody
-works with it any more, and the others finish. Each node belongs to somebody else."""
+"""One of several strangers does its work wrong, or lies in audits. Others repeat its work, no wrong step counts, plans keep it
+apart from all, and the others finish. Each node belongs to somebody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of every kind of nonsense harm nobody: only a FrameError comes of them, nothing is kept, and an honest peer's tensors
+"""Frames with every kind of nonsense harm nobody. Each raises only a FrameError, nothing is kept, and an honest peer's tensors
 arrive among them."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def bombard(count: int, seed: int) -> None:
             assert arrived[-1].source == "a1"
             assert bytes(arrived[-1].encoded) == payload
             assert len(receiver._partial) + len(receiver._done) < 50
-            # What the plan has them send they may send, and no more.
+            # Peers may send the tensors that the plan names, and no others.
             assert all(a.header.generation == GENERATION and a.header.step in (step, step + 1) for a in arrived)
             assert {(a.source, a.header.kind) for a in arrived} <= {
                 ("a1", Kind.ACTIVATION),

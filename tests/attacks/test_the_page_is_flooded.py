@@ -33,7 +33,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 
 @contextmanager
 def flooded(port: int) -> Iterator[None]:
-    """Connections to the port, each with half a request, of which those stay that are not cut off."""
+    """Connections to the port, each with half a request; only connections that are not cut off stay."""
     assert raise_limit() > MANY + 200, "this test needs as many open files"
     held = list[socket.socket]()
     try:

@@ -24,7 +24,7 @@ OPEN = 'mode = "open"\naudit_rate = 0'
 
 
 def twisted(twist: str, name: str, command: list[str]) -> list[str]:
-    """The command of a liar with its twist; those of others as they are."""
+    """The command of a liar with its twist; the other nodes' commands, unchanged."""
     if not name.startswith(LIAR):
         return command
     at = command.index("dtfm.node.cli")
@@ -129,7 +129,7 @@ STRANGERS = 'mode = "open"\naudit_rate = 1.0'
 
 @pytest.mark.parametrize("twist", [pytest.param("denies_one", marks=pytest.mark.soak), "loses_peers"])
 def test_two_newcomers_who_name_the_same_one_throw_out_none_of_four(tmp_path: Path, twist: str) -> None:
-    """Plans keep each liar apart from whom it contradicts, until they have nobody left, or go themselves."""
+    """Plans keep each liar apart from the nodes that it contradicts, until no node is left for it, or it is quarantined."""
     liars = {LIAR, f"{LIAR}-2"}
     with attacked(tmp_path, twist, (*PEERS, "c", "d", *sorted(liars)), trust=STRANGERS) as cluster:
         assert cluster.finish() == 0
@@ -188,7 +188,7 @@ def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp
             cluster.add(name)
         for name in newcomers:
             cluster.wait_for("step_committed", where=partial(has_part, name), timeout=100)
-        # Each has most of its state from whoever has the fastest link to it, which may be the liar. It takes another's place: for
+        # Each gets most of its state over its fastest link, which may lead to the liar. It takes another's place: for
         # one node more there may be no use.
         for name in "opqrst":
             if any(event["charge"] == "STATE" for event in cluster.of("suspected")):

@@ -1,5 +1,5 @@
-"""The node's command with one twist: ``python -m tests.attacks.twisted TWIST join ...``. It does all that a node does, but for
-what it tells the coordinator, or for what it gives its peers."""
+"""The node's command with one twist: ``python -m tests.attacks.twisted TWIST join ...``. The process acts like any node, except
+in its messages to the coordinator, or in the tensors that it gives its peers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def another_norm(vote: StepReady) -> None:
 
 
 def huge_norm(vote: StepReady) -> None:
-    """By which everybody's gradients would be multiplied with 1e-12."""
+    """Reports a norm that would multiply everybody's gradients by 1e-12."""
     vote.squared_gradient_norm = 1e24
 
 
@@ -106,7 +106,7 @@ def huge_loss(vote: StepReady) -> None:
 
 
 def flatters(vote: StepReady) -> None:
-    """About its losses, with which the sum agrees."""
+    """Reports losses that are too small, with a sum that agrees."""
     vote.loss_sum *= 0.9
     vote.losses[:] = [0.9 * loss for loss in vote.losses]
 
@@ -125,7 +125,7 @@ def denies_one(vote: StepReady) -> None:
 
 
 def accuses(message: NodeMessage) -> Iterator[NodeMessage]:
-    """It finds all work wrong that it is to do again."""
+    """Finds all work wrong that it audits."""
     if message.HasField("audited"):
         answer = message.audited
         for kind in COMPARED:
@@ -151,7 +151,7 @@ _turns = itertools.cycle(PEERS)
 
 
 def loses_peers(message: NodeMessage) -> Iterator[NodeMessage]:
-    """Takes turns with those that it says to have lost."""
+    """Says of one peer after the other that it has lost it."""
     if message.step_ready.step >= FROM:
         vote, peer = message.step_ready, next(_turns)
         failed = StepFailed(generation=vote.generation, step=vote.step, problem=StepProblem.PEER_LOST, peer=peer)
@@ -166,7 +166,7 @@ def votes_for_nothing(message: NodeMessage) -> Iterator[NodeMessage]:
 
 
 def meddles(message: NodeMessage) -> Iterator[NodeMessage]:
-    """An idle node that says with each heartbeat what it is not asked."""
+    """An idle node that sends messages that nobody asked for with each heartbeat."""
     yield message
     if message.HasField("heartbeat"):
         for step, generation in itertools.product(range(1, 9), range(1, 5)):
@@ -199,8 +199,8 @@ TWISTS: dict[str, Twist] = {
 
 @contextmanager
 def spoiled() -> Iterator[None]:
-    """Inside, the gradients of this process are NaN, and so is what others get of them. The losses are not, and it says that all
-    is well."""
+    """Inside, the gradients of this process are NaN, and so are the parts that others get. The losses are finite, and it says
+    that all is well."""
     loss = Stage.loss
 
     def nan_gradients(*inputs: Any) -> Scored:
@@ -283,8 +283,8 @@ def writing_wrong_state() -> Iterator[None]:
 
 @contextmanager
 def renaming() -> Iterator[None]:
-    """Inside, this process exchanges the names of two parameters of one shape in each file that it writes, where there are two,
-    and gives the right digests of the files and of the state."""
+    """Inside, this process exchanges the names of two parameters of one shape, where there are two, in each file that it
+    writes. It gives the right digests of the files and of the state."""
 
     def renamed(spec: BucketSpec, dtype: torch.dtype) -> bytes:
         pairs = itertools.combinations(enumerate(spec.parameters), 2)
@@ -301,7 +301,7 @@ def renaming() -> Iterator[None]:
 
 @contextmanager
 def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
-    """Inside, this process changes what it passes on to the next stage, or with GRADIENT to the one before."""
+    """Inside, this process changes the tensors that it passes on to the next stage, or with GRADIENT to the one before."""
     hand_on = Generation._hand_on
 
     def changed(self: Generation, of: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
@@ -313,7 +313,7 @@ def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
 
 @contextmanager
 def misevaluating() -> Iterator[None]:
-    """Inside, this process passes on to the next stage, of held-out samples, half of what it computed."""
+    """Inside, this process halves the activations of held-out samples that it passes on to the next stage."""
     encode = Sender.encode
 
     def changed(self: Sender, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
@@ -384,9 +384,9 @@ GONE = "it leaves, as it is asked for what it sent"
 
 @contextmanager
 def leaving_when_caught() -> Iterator[None]:
-    """Inside, this process turns the sign of what it adds. When its auditor asks for it, which wants several pieces of it where
-    auditors of others want one, it closes its control stream, and says nothing before that has ended. It comes back under the
-    same key."""
+    """Inside, this process turns the sign of the gradients that it adds. When its auditor asks for them (for several pieces,
+    where auditors of others ask for one), it closes its control stream, and answers nothing before that has ended. It comes
+    back under the same key."""
     messages, connect, look_up = Session._messages, Session._connect_once, Kept.find
     asked: dict[tuple[str, int, int], set[int]] = {}
     last, ended, sessions = NodeMessage(), threading.Event(), list[tuple[asyncio.AbstractEventLoop, Session]]()
@@ -428,7 +428,7 @@ def leaving_when_caught() -> Iterator[None]:
 
 @contextmanager
 def flipped_and_withheld() -> Iterator[None]:
-    """Inside, this process turns the sign of what it adds, and hands out nothing for audits."""
+    """Inside, this process turns the sign of the gradients that it adds, and hands out nothing for audits."""
     with adding(lambda mine: -mine), withheld():
         yield
 
@@ -456,8 +456,8 @@ FORGED = "of a forged frame it was said: "
 
 @contextmanager
 def forging() -> Iterator[None]:
-    """Inside, this process sends its neighbours two more frames for each tensor, on streams of their own: one as if it were of
-    the stage on their other side, and one under another node's name."""
+    """Inside, this process sends its neighbours two more frames for each tensor, on streams of their own. One frame pretends to
+    come from the stage on their other side, and one has another node's name."""
     given, turn = Sender.send, asyncio.Lock()
     turned = {Kind.ACTIVATION: Kind.GRADIENT, Kind.GRADIENT: Kind.ACTIVATION}
 
@@ -503,8 +503,8 @@ def drifting() -> Iterator[None]:
 
 @contextmanager
 def covering() -> Iterator[None]:
-    """Inside, this process finds all work of its friends right, and audits others as it should. (Nobody tells it who has found a
-    friend wrong, so it cannot take revenge.)"""
+    """Inside, this process finds all work of its friends right, and audits others as it should. (Nobody tells it the accuser of
+    a friend, so it cannot take revenge.)"""
 
     def right(audit: Audit, *rest: Any) -> Audited:
         if audit.node not in FRIENDS:

@@ -2,7 +2,7 @@
 
 Real processes on this machine. They first train undisturbed for a while, which gives the throughput to compare with. Then one
 node is killed in every period (20 seconds, unless told otherwise) and returns in the same one. A shared machine drifts, so the
-throughput is also compared with that of the quiet stretches, from each return to the next kill. (Where there are fewer cores
+throughput is also compared with the quiet stretches, from each return to the next kill. (Where there are fewer cores
 than nodes, the nodes that are left run faster, and keep more than their share.)
 
 The seed decides who dies, and when in its period. The first node is spared, so that there is always one whose memory and open

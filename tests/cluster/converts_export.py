@@ -1,6 +1,7 @@
 """`python converts_export.py FOLDER`: what llama.cpp's own converter writes into a GGUF file of an exported model, as JSON.
 
-The words of a tokenizer are left out: the converter takes only tokenizers whose hash it knows, which those of tests are not."""
+The words of a tokenizer are left out: the converter takes only tokenizers with a hash that it knows, and tests' tokenizers are
+unknown."""
 
 from __future__ import annotations
 

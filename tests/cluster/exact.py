@@ -9,7 +9,7 @@ from tests.cluster.runs import losses_alone
 
 
 def assert_exact(cluster: Cluster, tolerance: float = 1e-8) -> None:
-    """Steps are consecutive, except after a roll-back, where no node held a stage's state any more. Each step has the loss that
+    """Steps are consecutive, except after a roll-back, when no node held a stage's state. Each step has the loss that
     one process computes. `check` finds nothing wrong in the log; it would find replicas whose states differed."""
     events = cluster.log()
     alone = losses_alone(cluster.run_file, steps=max(e["step"] for e in events if e["event"] == "step_committed"))

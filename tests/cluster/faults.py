@@ -1,6 +1,6 @@
 """Faults as data: ``fail("b").at(step=5, phase=Phase.REDUCE).by(SIGKILL)``, given to a Cluster.
 
-The process itself carries out its faults, in the thread that has just come to that phase, so they hit it exactly. This is the
+The process itself carries out its faults, in the thread that has just reached that phase, so they hit it exactly. This is the
 one file of tests/cluster that reaches into the product's modules to do so; see "In the process that fails".
 """
 
@@ -73,9 +73,9 @@ class Means(enum.Enum):
     RESET = "RESET"
     """All of the process's TCP connections are reset, at both ends."""
     CORRUPT_FRAME = "CORRUPT_FRAME"
-    """The next frame that the node sends is none of the protocol's."""
+    """The next frame that the node sends is not in the protocol."""
     CLOCK_JUMP = "CLOCK_JUMP"
-    """Python's wall clock is an hour ahead from then on. (The machine's own clock stays as it is.)"""
+    """Python's wall clock is an hour ahead from then on. (The machine's own clock does not change.)"""
     SLOW = "SLOW"
     """From then on every forward takes longer, by the fault's seconds."""
     LAG = "LAG"
@@ -105,7 +105,7 @@ _BEGINNINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``process``: a node, or COORDINATOR. ``step``: the fault happens when the process first comes to ``phase`` in this step
+    """``process``: a node, or COORDINATOR. ``step``: the fault happens when the process first reaches ``phase`` in this step
     or a later one, as it may have no part in this one. ``seconds``: how long a PAUSE lasts, or what SLOW or LAG add."""
 
     process: str
@@ -151,12 +151,12 @@ def announcement(fault: Fault) -> str:
 
 
 def gate(fault: Fault) -> str:
-    """The named pipe, in the process's folder, at which a HOLD waits for a writer."""
+    """The named pipe, in the process's folder, where a HOLD waits for a writer."""
     return f"hold-{fault.process}-{fault.step}"
 
 
 def pair_of_faults(seed: int, nodes: Sequence[str], step: int, *, pause: float) -> tuple[Fault, Fault]:
-    """Two of ``nodes`` fail in the same step. The seed decides who, at which phase and by which means."""
+    """Two of ``nodes`` fail in the same step. The seed decides the node, the phase and the means."""
     chance = random.Random(seed)
     first, second = (
         fail(node).at(step=step, phase=chance.choice(OF_A_STEP)).by(means, seconds=pause if means is PAUSE else 0.0)
@@ -203,7 +203,7 @@ class Pending:
 
 
 def install(faults: Sequence[Fault], orders: str) -> None:
-    """From now on this process carries out ``faults``, and those that come later through the named pipe ``orders``, one
+    """From now on this process carries out ``faults``, and faults that come later through the named pipe ``orders``, one
     ``to_text`` a line."""
     pending = Pending(faults)
 

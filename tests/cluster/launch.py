@@ -148,7 +148,7 @@ def join_command(coordinator: Sequence[str], name: str) -> list[str]:
 
 
 def _tells(event: Event) -> bool:
-    """Whether it says more of what went wrong than that a step was trained."""
+    """Whether the event may explain a failure: it reports more than a trained step."""
     return event["event"] not in ("step_committed", "evaluated")
 
 
@@ -159,7 +159,7 @@ def here(name: str, command: list[str]) -> list[str]:
 
 class Cluster:
     """``with Cluster(folder, run) as cluster``: a coordinator that serves ``run`` (TOML). ``add`` starts a node. ``invitation``:
-    what it printed first, for those that are not this machine's user.
+    the first invitation that it printed, for nodes of other users.
 
     Leaving the block ends every process.
     """
@@ -182,11 +182,11 @@ class Cluster:
         liars: bool = False,
     ) -> None:
         """``place`` turns the command of "coordinator" or of a node into one that runs the same process elsewhere. Each of
-        ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
-        ``faults`` is None. ``fresh`` as for Process, of all or of those that it names. ``nodes`` are added at once. ``alike``:
+        ``faults`` happens once, in the process of its name that reaches its moment first; `inject` adds more, unless
+        ``faults`` is None. ``fresh`` as for Process, for all nodes or the named ones. ``nodes`` are added at once. ``alike``:
         the scheduler sees all nodes and links as equal (alike.py), so that plans do not follow what the nodes measure while they
-        share cores. ``coordinator``: the module of another command for it. ``invited``: each node, or those that it names, is
-        another user's, who has the coordinator's first invitation in the environment, or in an open run one of their own.
+        share cores. ``coordinator``: the module of another command for it. ``invited``: each node, or each named one, belongs
+        to another user. The environment has the coordinator's first invitation, or in an open run one for each user.
         ``liars``: somebody deserves to be quarantined; where all are honest, the end of the block fails if anybody was."""
         self.folder = folder
         self.run_file = folder / "run.toml"
@@ -306,7 +306,7 @@ class Cluster:
     def wait_for(
         self, event: str, *, where: Callable[[Event], bool] = lambda _: True, after: int = 0, timeout: float = 60
     ) -> Event:
-        """Waits for an event of that name for which ``where`` holds, and returns it. It looks from event number ``after`` on,
+        """Waits for an event of that name that passes ``where``, and returns it. It looks from event number ``after`` on,
         and fails when the coordinator ends before such an event comes."""
         deadline = time.monotonic() + timeout
         assert self.coordinator is not None

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 Changes = Mapping[int, Mapping[str, float]]
-"""What an operator has set of [train], by the step from which on it holds."""
+"""Values of [train] that an operator has set, by the first step with them."""
 
 
 def plain_losses(
@@ -75,7 +75,8 @@ def losses_of_islands(
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of the
     run that each island trains, by its number; one that is missing has lost what it learnt since the last exchange. In a step
-    that ``exchanges`` the loss is that of the step before; None: there are no rounds then. ``held_out`` gets the held-out loss
+    that ``exchanges`` the loss is the loss of the step before; None: there are no rounds then. ``held_out`` gets the held-out
+    loss
     after each. ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
@@ -157,7 +158,7 @@ def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def rounded(values: torch.Tensor, codec: str) -> torch.Tensor:
-    """The values as they come out of a codec of blocks, like "i4b64": 4 bits for each of 64, of which the largest counts most."""
+    """The values as a codec of blocks decodes them, like "i4b64": 4 bits for each of 64 values, scaled by the largest."""
     if codec in ("off", "auto"):
         return values
     bits, length = (int(part) for part in codec[1:].split("b"))
@@ -168,8 +169,8 @@ def rounded(values: torch.Tensor, codec: str) -> torch.Tensor:
 
 
 class SparseSums:
-    """Sums of what several islands have learnt, where each sends the largest changes alone to all others, and keeps the rest for
-    later calls."""
+    """Sums of several islands' changes. Each sends only the largest changes to all others, and keeps the rest for later
+    calls."""
 
     def __init__(self) -> None:
         self._left_out: dict[int, torch.Tensor] = {}

@@ -12,9 +12,9 @@ FIRST, PAST_LAST = 10_000, 32_000
 
 
 def free_port(together: int = 1) -> int:
-    """The first of so many ports in a row that nobody uses.
+    """The first of this many free ports in a row.
 
-    They lie below those that outgoing connections get. Otherwise, while their owner is away, another process may get one for its
+    They lie below the ports of outgoing connections. Otherwise, while their owner is away, another process may get one for its
     own end of a connection, and keep it from the owner when it returns.
     """
     for number in _NUMBERS:

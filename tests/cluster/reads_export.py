@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 
 class Read(TypedDict):
-    """``ids`` are those of the text and ``text`` is what they are decoded to. ``logits`` are those after the last token id,
+    """``ids`` are the tokens of the text, and ``text`` is their decoded form. ``logits`` are those after the last token id,
     ``theta`` and ``scaling`` the rotary settings as this transformers has them."""
 
     version: str

@@ -1,4 +1,4 @@
-"""How long recoveries took, according to the log. Times are those of the log: seconds of the wall clock."""
+"""How long recoveries took, according to the log. Times come from the log: seconds of the wall clock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def commits(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def until_commit_without(events: Sequence[Event], node: str, since: float) -> float:
-    """Seconds from ``since``, when ``node`` failed, to the first commit in which it has no part. (A step that it had voted for
+    """Seconds from ``since``, when ``node`` failed, to the first commit without it. (A step that it had voted for
     may still be committed.) Raises StopIteration when there is no such commit."""
     without = next(e for e in commits(events) if e["time"] > since and node not in e["compute_seconds"])
     return float(without["time"]) - since
 
 
 def contribution(events: Sequence[Event], node: str, since: float) -> tuple[float, float]:
-    """When ``node`` first joined after ``since``, and when the first step in which it took part was committed after that.
+    """When ``node`` first joined after ``since``, and when its first step after that was committed.
     Raises StopIteration when either did not happen."""
     joined = next(e["time"] for e in events if e["event"] == "node_joined" and e["node"] == node and e["time"] > since)
     first = next(e["time"] for e in commits(events) if e["time"] > joined and node in e["compute_seconds"])

@@ -1,4 +1,4 @@
-"""A TCP relay that records everything that passes through it, and may be slow."""
+"""A TCP relay that records all its traffic, and may be slow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Self
 
 
 class Relay:
-    """``with Relay(port) as relay``: a connection to ``relay.port`` is relayed to ``port``, both on loopback. ``heard``: what has
-    passed, in two entries per connection, one for each direction. ``rate``: the most bytes per second in each direction."""
+    """``with Relay(port) as relay``: a connection to ``relay.port`` is relayed to ``port``, both on loopback. ``heard``: the
+    bytes that have passed, in two entries per connection, one for each direction. ``rate``: the most bytes per second in each
+    direction."""
 
     def __init__(self, port: int, rate: float = math.inf) -> None:
         self._to = ("127.0.0.1", port)

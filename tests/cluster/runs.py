@@ -85,7 +85,7 @@ def write_corpus(folder: Path) -> None:
 
 
 _alone: dict[tuple[bytes, tuple[str, ...]], tuple[list[float], Iterator[float]]] = {}
-"""By what is trained: the losses that are known, and the generator of the next ones."""
+"""By training: the known losses, and the generator of the next ones."""
 
 
 def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: int | None = None) -> list[float]:

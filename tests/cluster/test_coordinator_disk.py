@@ -1,5 +1,5 @@
-"""A run that names no storage keeps its state on the nodes' own disks, and its weights come to the coordinator's: no two machines
-share a disk."""
+"""A run that names no storage keeps its state on the nodes' own disks, and its weights arrive on the coordinator's disk: no two
+machines share a disk."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RATE = 1e6
 
 @contextmanager
 def slow_links(*names: str) -> Iterator[Mapping[str, tuple[str, ...]]]:
-    """By node, the options with which the others reach it through a slow relay."""
+    """By node, the options that make others reach it through a slow relay."""
     with ExitStack() as stack:
         options = {}
         for name in names:

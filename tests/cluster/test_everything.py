@@ -1,5 +1,5 @@
 """One run with everything in it: two deaths, a return, a newcomer, and the coordinator's death between the last commit and the
-checkpoint; its losses are those of one process, and no step is trained again."""
+checkpoint. Its losses equal one process's, and no step is trained again."""
 
 from __future__ import annotations
 

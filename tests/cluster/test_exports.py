@@ -1,4 +1,4 @@
-"""Exports of real runs, read by transformers 4.57 and 5, and by llama.cpp's converter: they compute with what was trained.
+"""Exports of real runs, read by transformers 4.57 and 5, and by llama.cpp's converter: they compute with the trained weights.
 
 The older transformers and the converter are installed beside the product, into folders of their own. All else they need, PyTorch
 for one, is what the tests run with."""

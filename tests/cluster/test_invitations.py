@@ -1,4 +1,4 @@
-"""Invitations between real processes: who comes by one, who does not, and who is cut off."""
+"""Invitations between real processes: some nodes come by one, some are refused, and some are cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Islands as real processes: each loss is that of one process with as many copies of the model, through kills and joins."""
+"""Islands as real processes: each loss equals one process's with as many copies of the model, through kills and joins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text(steps: int, checkpoint_every: int = 0, nodes: Sequence[str] = NODES, ro
 
 def shares_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, Sequence[int]]]:
     """By step that counts, the micro-batches of the run that each island trains: in order, but what an island that is missing had
-    trained since the last exchange comes again first. Each comes once, but for those that were lost."""
+    trained since the last exchange comes again first. Each comes once, except the lost ones."""
     plans = {event["generation"]: event["plan"] for event in cluster.of("plan_adopted")}
     committed = {event["step"]: event for event in cluster.log() if event["event"] == "step_committed"}
     new, again, trained, lost = itertools.count(), list[int](), dict[int, list[int]](), list[int]()
@@ -126,7 +126,7 @@ def test_islands_train_what_one_process_with_as_many_copies_does(
 def test_islands_that_exchange_their_largest_changes_alone_train_what_one_process_with_such_copies_does(
     tmp_path: Path,
 ) -> None:
-    """But for where the blocks of the codec end."""
+    """Except at the ends of the codec's blocks."""
     made = text(12).replace("[network]\n", '[network]\nexchange = "topk"\n')
     with Cluster(tmp_path, made, coordinator="tests.cluster.drawn", nodes=NODES) as cluster:
         assert cluster.finish() == 0

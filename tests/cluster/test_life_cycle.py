@@ -109,7 +109,7 @@ def test_after_the_end_the_coordinator_stays_and_sends_home_who_comes_back(tmp_p
 
 
 def test_a_run_gets_more_steps_while_it_goes_on_and_after_it_is_over(tmp_path: Path) -> None:
-    """With a learning rate that stays, so that its losses are those of a run that had so many steps from the start."""
+    """The learning rate is constant, so the losses equal those in a run that had this many steps from the start."""
     text = run_file(model=GPT2, stages=[1, 1], steps=10).replace(
         "warmup_steps", "final_learning_rate_fraction = 1.0\nwarmup_steps"
     )

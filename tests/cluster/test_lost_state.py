@@ -1,4 +1,4 @@
-"""The run's state is lost, and real processes wait for those who have it, or for an operator: nothing is given up silently."""
+"""The run's state is lost, and real processes wait for its holders, or for an operator: nothing is given up silently."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kill_all(cluster: Cluster) -> None:
 
 
 def test_all_nodes_and_their_disks_are_lost_and_an_operator_goes_on_from_the_weights_at_home(tmp_path: Path) -> None:
-    """Each loss is that of one process that goes on from these weights, with moments of zero."""
+    """Each loss equals one process's that goes on from these weights, with moments of zero."""
     text = run_file(model=GPT2, stages=[1, 1], steps=STEPS, storage="coordinator:", checkpoint_every=5)
     beyond = fail("a").at(step=8, phase=Phase.FORWARD).by(HOLD)
     with Cluster(tmp_path, text, nodes="ab", faults=[beyond]) as cluster:

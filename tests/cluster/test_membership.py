@@ -52,7 +52,7 @@ def test_a_node_whose_lease_ended_is_told_so_and_comes_back(tmp_path: Path) -> N
         assert left["reason"] == "no sign of life for 1 seconds"
         node.send(signal.SIGCONT)
         node.wait_for_error(
-            "has heard nothing from this node for 1 s, so its lease has ended. It connects again, with what it holds."
+            "has heard nothing from this node for 1 s, so its lease has ended. It connects again and keeps its state."
         )
         cluster.wait_for("step_committed", after=cluster.events.index(left))
         assert "does not answer" not in node.errors

@@ -1,4 +1,4 @@
-"""A run whose precision is open computes as the nodes of its first plan can, whoever came first."""
+"""A run with an open precision computes in the precision of its first plan's nodes, in whatever order they came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of chaos that need no processes: what is read from a log, and what a seed decides."""
+"""The parts of chaos that need no processes: figures from a log, and a seed's decisions."""
 
 from __future__ import annotations
 

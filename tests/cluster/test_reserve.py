@@ -66,7 +66,7 @@ class Pair(Cluster):
         return float(first["time"]) - at
 
     def end(self) -> None:
-        """Stops the run, which ends both, and looks at what they leave behind: no step is lost, and none is doubled."""
+        """Stops the run, which ends both, and checks the log that they leave behind: no step is lost, and none is doubled."""
         assert self.coordinator is not None
         command(self, "stop")
         assert (self.coordinator.wait(30), self.reserve.wait(30)) == (0, 0)

@@ -1,4 +1,4 @@
-"""An operator goes back to an earlier step: each loss is that of one process that does the same."""
+"""An operator goes back to an earlier step: each loss equals one process's that does the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refused(cluster: Cluster, *words: str) -> str:
 
 
 def test_a_run_goes_back_to_a_snapshot_while_it_trains_and_to_weights_while_it_is_paused(tmp_path: Path) -> None:
-    """Also over the coordinator's death, to which the log then is all that is left."""
+    """Also over the coordinator's death: a new coordinator has only the log."""
     text = run_file(model=GPT2, stages=[1, 1], steps=STEPS, storage="coordinator:", checkpoint_every=4)
     hold, again = (fail("a").at(step=step, phase=Phase.FORWARD).by(HOLD) for step in (7, 10))
     with Cluster(tmp_path, text, nodes="ab", faults=[hold, again]) as cluster:

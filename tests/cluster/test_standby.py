@@ -14,7 +14,7 @@ from tests.cluster.runs import GPT2, losses_alone, run_file
 
 
 def stop_and_compare(cluster: Cluster) -> None:
-    """Interrupts the run and compares its losses with those of a single process."""
+    """Interrupts the run and compares its losses with a single process's."""
     assert cluster.coordinator is not None
     cluster.coordinator.send(signal.SIGINT)
     assert cluster.finish() == 1

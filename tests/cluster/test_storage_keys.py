@@ -1,4 +1,4 @@
-"""Storage in an S3 bucket, with keys of which one is wrong: whoever has it is told before step 1, and the others train."""
+"""Storage in an S3 bucket, with one wrong key: its node is told before step 1, and the others train."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALLOWED = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": 
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """A wrong key, as environment. This process, and those that it starts, have the right one."""
+    """A wrong key, as environment. This process and its child processes have the right key."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:

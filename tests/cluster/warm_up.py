@@ -22,7 +22,7 @@ SAMPLE = Sample((32,), torch.int64, 256)
 """Of the data of most run files of tests."""
 
 _known: dict[tuple[bytes, Sample], Model] = {}
-"""The models of most tests, by what they are loaded from. To cut one into layers and to see what these keep takes a node half a
+"""The models of most tests, by their sources. To cut one into layers and to see what these keep takes a node half a
 second of processor time."""
 
 

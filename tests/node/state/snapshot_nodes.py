@@ -1,4 +1,4 @@
-"""Nodes that keep snapshots, each with a disk of its own, and what is in them."""
+"""Nodes that keep snapshots, each with a disk of its own, and the snapshots' content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPECS = (BucketSpec(0, (0,), (("first", (600, 500)),)), BucketSpec(1, (1,), (("s
 
 
 class SpecsOnly:
-    """A model of which only the buckets are known."""
+    """A model with known buckets alone."""
 
     constants: Mapping[str, torch.Tensor] = {}
 

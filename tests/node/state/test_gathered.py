@@ -13,7 +13,7 @@ from dtfm.node.state.gathered import Gathered
 
 
 class Whole:
-    """What was taken, and in which threads."""
+    """The taken pieces, and their threads."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -88,7 +88,7 @@ async def test_who_is_cancelled_has_nothing_written_behind_his_back(times: int) 
 
 
 async def test_who_is_cancelled_while_taking_fails_hears_of_the_failure() -> None:
-    """Else the next donor would be asked for what follows the bytes that are missing."""
+    """Else the next donor would be asked for the bytes after the missing ones."""
     slowly = Slowly(OSError("the disk is full"))
     come = Gathered(slowly.take)
     await come.add(memoryview(b"x"))

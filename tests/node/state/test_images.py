@@ -1,4 +1,4 @@
-"""Whoever reads the state reads it as it was when reading began, whatever has happened to it since."""
+"""A reader gets the state of the moment when reading began, even if the state has changed since."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_the_pages_of_what_is_on_the_disk_are_not_in_memory() -> None:
 
 
 def test_state_on_a_device_goes_to_the_hosts_memory_as_far_as_that_has_room() -> None:
-    """A device without memory stands for one: what is copied from there has no content."""
+    """A device without memory stands for one: copies from there have no content."""
     store, _ = held()
     on_device = {}
     for index, bucket in store.held.buckets.items():

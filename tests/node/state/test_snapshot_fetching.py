@@ -65,7 +65,7 @@ async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: Three) -> Non
 async def test_what_is_on_its_way_is_not_called_off_by_a_word_about_what_to_keep(
     nodes: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the files of the same snapshot have come to a checkpoint."""
+    """As when the files of the same snapshot have arrived in a checkpoint."""
     a, _, me = nodes
     parts = await a.write()
     begun, free, fetch = asyncio.Event(), asyncio.Event(), me.snapshots._fetch
@@ -119,7 +119,7 @@ async def test_a_donor_whose_file_is_damaged_is_passed_over(nodes: Three) -> Non
     assert same(await restore(me, parts, a, b))
     await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer, b.peer]))
     assert len((await me.reports.get()).parts) == 2
-    assert not [*me.folder.rglob("*.part")]  # of what came first
+    assert not [*me.folder.rglob("*.part")]  # of the bytes that came first
 
 
 async def test_a_file_that_this_disk_cannot_read_comes_from_another(
@@ -149,7 +149,7 @@ async def test_if_two_donors_gave_a_damaged_file_together_the_one_that_broke_off
     for part in parts:
         part.nodes.append("b")
     a.breaks_off = True
-    a.damage(0, at=60_000)  # in what comes before that
+    a.damage(0, at=60_000)  # in the bytes before that
     assert same(await restore(me, parts, a, b))
     assert a.given
 

@@ -40,7 +40,7 @@ RUN = Run(
         weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1, outer_rate=0.7, outer_momentum=0.9
     ),
 )
-"""Its weight decay and bound of the norm are those that it began with: each commit has others."""
+"""Its weight decay and bound of the norm are the first ones: each commit has others."""
 # The first is several frames long.
 SPECS = [BucketSpec(0, (0,), (("w", (700, 500)), ("b", (500,)))), BucketSpec(1, (1,), (("v", (7, 3)),))]
 

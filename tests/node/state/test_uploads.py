@@ -84,7 +84,7 @@ def contents(folder: str) -> dict[str, bytes]:
 
 
 def everything(place: Path) -> list[str]:
-    """The names of the files there, also of those that are half written."""
+    """The names of the files there, also of half-written ones."""
     return [file.name for file in place.rglob("*") if file.is_file()]
 
 

@@ -1,4 +1,4 @@
-"""Audits among the nodes of one process: what the coordinator asks for, from the votes, and what comes of it."""
+"""Audits among the nodes of one process: the coordinator's requests, made from the votes, and the answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Auditors:
         return self.nodes.step + 1
 
     def asked(self, node: str, numbers: Sequence[int] | None = None, bucket: int | None = None) -> Audit:
-        """The audit of what ``node`` did with these micro-batches, by default all of its share, and of what it added to the
+        """The audit of ``node``'s work on these micro-batches, by default its whole share, and of its gradients in the
         ``bucket``."""
         placement = self.nodes.generations[node].placement
         sent, received = self.sent[node], self.received[node]
@@ -79,7 +79,7 @@ class Auditors:
         )
 
     def asked_of_round(self, node: str, bucket: int, trained: Sequence[Audit.Trained]) -> Audit:
-        """The audit of what ``node`` brought into an exchange, after it had ``trained`` these steps."""
+        """The audit of ``node``'s changes in an exchange, after it had ``trained`` these steps."""
         audit = self.asked(node, (), bucket)
         for (_, kind, index, part), digest in sorted(self.sent[node].items()):
             if kind == Kind.REDUCE and index != bucket:

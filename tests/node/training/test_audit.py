@@ -141,7 +141,7 @@ def test_replicas_that_keep_their_memory_in_other_ways_come_to_the_same_bits(tra
 
 
 def test_the_loss_in_chunks_adds_nothing_to_the_voted_sums(trained: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the first chunk it would add the others' gradients by itself. The head's own bucket comes out as it was, too."""
+    """Beyond the first chunk it would add the others' gradients by itself. The head's own bucket does not change either."""
     monkeypatch.setattr(loss, "LEAST_TOKENS", 16)
     monkeypatch.setattr(loss, "MOST_LOGITS_BYTES", 1)
     with trained() as nodes:

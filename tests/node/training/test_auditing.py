@@ -178,7 +178,7 @@ async def test_an_auditor_that_is_too_slow_says_so_and_names_nobody(run: Run) ->
     auditor.trainer.audit(audit)
     answer = (await auditor.said.get()).audited
     assert (answer.withheld_by, answer.losses) == ("", -1)
-    assert "cannot do so much in the time" in answer.problem
+    assert "cannot do this much in the time" in answer.problem
 
 
 async def test_an_abort_calls_off_an_audit_and_what_was_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""In an open run, no replica drowns the others: addends are held within what is to be expected of them."""
+"""In an open run, no replica drowns the others: addends are held within their expected size."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_wherever_a_step_is_interrupted_the_stage_of_a_node_that_is_idle_now_is_
 
 @pytest.mark.parametrize("text", [run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256")])
 def test_what_may_be_sent_again_is_kept_as_it_is_sent_and_counts_as_that(nodes: InProcess) -> None:
-    """Also what is being sent when the step is interrupted: no tensor of the device's is kept for it."""
+    """Also tensors that are being sent when the step is interrupted: no device tensor is kept for them."""
     nodes.interrupt(4)
     for progress in (generation.progress for generation in nodes.generations.values()):
         sent = [sent.result() for sent in progress.sent.values()]

@@ -71,7 +71,7 @@ def started(run: Run, plan: Plan, rounds: Rounds = EVENLY) -> InProcess:
 def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     run: Run, codec: str, tolerance: float
 ) -> None:
-    """Under a codec but for where its blocks end: the one process has all parameters in one."""
+    """Under a codec except at the ends of its blocks: the one process has all parameters in one."""
     run.network.exchange = codec
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
     alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges)
@@ -124,8 +124,8 @@ def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) 
 
 
 def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
-    """What the exchange has changed, and what all messages have left out, is what the islands have learnt, and most of what was
-    left out before. Of an island, one holder sends."""
+    """The exchange's changes, and the changes that all messages left out, add up to the islands' changes, and most of the
+    earlier leftovers. Of an island, one holder sends."""
     run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
     with started(run, plan) as nodes:

@@ -128,7 +128,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(sizes: tuple[int, ...])
 
 
 def test_however_much_has_come_no_more_is_on_the_device_than_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients come when the next stage has all that it gets before."""
+    """The gradients come when the next stage has all its earlier tensors."""
     placement = placement_of(plan(1, 1, 1), "s1r0", 0)
     assert placement is not None
     limit = placement.in_flight
@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
 
 
 class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the scalars for which the host would wait."""
+    """Counts the scalars that the host would wait for."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Where a step reads a number from the device, for which it waits for all that the device has to do before."""
+"""The places where a step reads a number from the device: each read waits for all earlier work of the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READS = Counter(
     }
 )
 """Of a step of two stages of two replicas that hold three buckets each. A node reads the losses of its micro-batches, and its
-gradients' norm; the thread that reduces, whether what is sent and added up is finite."""
+gradients' norm. The reducing thread reads whether sent and added pieces are finite."""
 
 
 def place_of_read() -> str | None:

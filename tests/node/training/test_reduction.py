@@ -106,7 +106,7 @@ def test_all_members_end_with_the_sum_bit_for_bit(members: int, sizes: list[int]
 
 @pytest.mark.parametrize("codec", [Codec.OFF, Codec.I8B256, Codec.TOPK])
 def test_gradients_are_touched_only_where_they_are_computed(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
-    """A GPU may still be computing what is final. Only work on the side stream waits for it."""
+    """A GPU may still be computing final gradients. Only work on the side stream waits for it."""
     inside = threading.local()
     nodes = ("a", "b", "c")
     gradients = {n: {0: torch.full((5000,), math.nan)} for n in nodes}
@@ -160,7 +160,7 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
 def test_what_topk_leaves_out_is_carried(
     members: int, sizes: list[int], steps: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """What arrives, and what is left out, are the changes and KEPT of what was left out before. A member joins each time."""
+    """Arrived and left-out elements add up to the changes and KEPT of the earlier leftovers. A member joins each time."""
     generator = torch.Generator().manual_seed(seed)
     carried: dict[str, Residuals] = {}
     for step in range(steps):

@@ -185,7 +185,7 @@ def test_what_was_sent_in_an_exchange_is_handed_out_however_little_room_there_is
 
 
 def test_no_honest_change_is_clipped_whatever_the_shares(run: Run) -> None:
-    """Also of those that hold a bucket and have less than a micro-batch for each of them."""
+    """Also of nodes that hold a bucket and have less than a micro-batch for each of them."""
     run.trust.mode = Run.Trust.OPEN
     plan = joined(
         [island(0, (0, 5), [["a"]], [8]), island(1, (0, 2, 5), [["b"], ["c"]], [1]), island(2, (0, 5), [["d"]], [1])], 1

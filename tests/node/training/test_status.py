@@ -1,4 +1,4 @@
-"""The line for whoever lends a device, made of what the coordinator says."""
+"""The line for the lender of a device, made of the coordinator's messages."""
 
 from __future__ import annotations
 

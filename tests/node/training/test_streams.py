@@ -43,7 +43,7 @@ def read(nodes: InProcess, name: str) -> None:
 
 
 def train(devices: Sequence[torch.device], text: str, *keeping: Keeping) -> list[float]:
-    """Two steps, of which the second is interrupted while the state is read. Returns the losses."""
+    """Two steps; the second is interrupted while the state is read. Returns the losses."""
     losses = list[float]()
     with nodes_of(text, 2, 2, *keeping, devices=devices) as nodes, ThreadPoolExecutor() as pool:
         losses += [nodes.train(), nodes.evaluate()]

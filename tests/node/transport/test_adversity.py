@@ -139,7 +139,7 @@ def running() -> Iterator[Running]:
 
 
 async def how_it_ended(call: Any) -> grpc.StatusCode:
-    """Reads all that ``call`` answers."""
+    """Reads all answers of ``call``."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         async for _ in call:
             pass

@@ -1,4 +1,4 @@
-"""What a node hands out for audits, over real connections, and to whom."""
+"""The tensors that a node hands out for audits, over real connections, and the receivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lent connections, over real ones on loopback: who reaches whom by them, and what is refused."""
+"""Lent connections, over real ones on loopback: the nodes that reach each other by them, and the refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ PATIENCE = 10.0
 
 
 class End:
-    """A node: it serves peers, holds what is lent to it, lends to holders, and reaches others over lent connections alone."""
+    """A node: it serves peers, holds connections lent to it, lends to holders, and reaches others over lent connections
+    alone."""
 
     def __init__(self, name: str, relay: bool = False) -> None:
         self.name = name

@@ -46,7 +46,7 @@ class Line:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def to(self, port: int) -> int:
-        """The port from which this line leads to ``port``, both on loopback."""
+        """The port of this line's near end, which leads to ``port``, both on loopback."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
         listener.bind(("127.0.0.1", 0))

@@ -58,7 +58,7 @@ class Node:
     def told(
         self, *, dial_back: str = "", relayed: tuple[str, Node] | None = None, lends_to: Node | None = None
     ) -> None:
-        """The coordinator says how this node reaches one other, and to whom it lends."""
+        """The coordinator tells this node a way to one other node, and the holders of its connections."""
         ways = [WaysMessage.Way(node=dial_back)] if dial_back else []
         ways += [WaysMessage.Way(node=relayed[0], relay=relayed[1].peer)] if relayed else []
         self.ways.follow(WaysMessage(ways=ways, holders=[lends_to.peer] if lends_to else []))
