@@ -306,8 +306,10 @@ class Cluster:
     def wait_for(
         self, event: str, *, where: Callable[[Event], bool] = lambda _: True, after: int = 0, timeout: float = 60
     ) -> Event:
-        """Waits for an event of that name that passes ``where``, and returns it. It looks from event number ``after`` on,
-        and fails when the coordinator ends before such an event comes."""
+        """Returns the first event of that name for which ``where`` holds, from event number ``after`` on. Fails when the
+        coordinator ends before such an event, or when for ``timeout`` seconds no event comes but steps and evaluations. So a busy
+        machine, on which nodes take long to start, has the time that it needs.
+        """
         deadline = time.monotonic() + timeout
         assert self.coordinator is not None
         while True:
@@ -320,6 +322,8 @@ class Cluster:
                     after += 1
                     if found["event"] == event and where(found):
                         return found
+                    if _tells(found):
+                        deadline = time.monotonic() + timeout
                 if ended or time.monotonic() > deadline:
                     break
                 self._changed.wait(0.5)  # an event wakes it; the coordinator's death does not
