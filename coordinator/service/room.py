@@ -15,8 +15,9 @@ log = logging.getLogger(__name__)
 NEEDED_BYTES = 1 << 20
 """What a start writes at most: the log's first events, SQLite's own files, and who may use the run."""
 LOOK_SECONDS = 1.0
+"""Seconds between two looks. No event says that a disk has room again, and nothing else runs yet."""
 SAY_AGAIN_SECONDS = 60.0
-"""After which it is said again that the disk is full."""
+"""Seconds after which the log says again that the disk is full."""
 
 
 def wait_for_room(folders: Iterable[Path]) -> None:

@@ -83,9 +83,6 @@ class Fetch(NamedTuple):
     seconds: float
 
 
-NO_FETCH = Fetch(0, 0.0, 0.0)
-
-
 class _Wanted(NamedTuple):
     """The layers that an island's nodes lack, the layers that each node can give, and the bytes of each layer."""
 

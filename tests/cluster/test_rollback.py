@@ -44,7 +44,7 @@ def test_a_run_goes_back_to_a_snapshot_while_it_trains_and_to_weights_while_it_i
         cluster.wait_for("checkpoint_written", where=lambda event: event["step"] == 8)
         command(cluster, "pause")
         cluster.let_go(again)
-        for kind in ("checkpoint_written", "snapshot_written"):  # after which that of step 8 is on no disk any more
+        for kind in ("checkpoint_written", "snapshot_written"):  # then the snapshot of step 8 is on no disk
             cluster.wait_for(kind, where=lambda event: event["step"] == 10)
         assert "from the weights of step 8; AdamW's moments begin at zero" in roll_back(cluster, 8)
         assert sorted(folder.name for folder in (tmp_path / "dtfm-runs/test").glob("step-*")) == [
