@@ -135,7 +135,8 @@ def test_a_switch_takes_the_memory_that_a_count_by_layer_gives(
         beside = max(beside, 1.0)
         nodes = Node("a", 1e9, memory, host_memory_bytes=beside), Node("b", 1e9, 1e9, host_memory_bytes=1e9)
         two = Cluster(nodes, np.full((2, 2), 1e-3), np.full((2, 2), 1e6))
-        lacks = 0.0 if (new, after) == (old, before) else max(device - memory, host - beside)
+        stays = new == old and after.optimizer_state is before.optimizer_state  # another checkpointing moves nothing
+        lacks = 0.0 if stays else max(device - memory, host - beside)
         found = short_of_memory(Problem(two, workload), incumbent, draft(cut, groups))
         assert found == (("a", lacks) if lacks > 1 else None)
 
