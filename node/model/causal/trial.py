@@ -20,8 +20,8 @@ from dtfm.node.model.causal.slice import Slice
 _TOKENS = 4
 """Few, so that a layer with many experts reads few of them."""
 _NOISE = 1e-3
-"""A change of earlier tokens counts if it is more than this part of the last token's own. Experts get other batches when the last
-token changes, and matrix products of another size round differently."""
+"""A change of earlier tokens counts if it is more than this part of the last token's own. The experts of the two samples get
+batches of other sizes, and matrix products of another size round differently."""
 
 _DRAWN = 1_000_003
 """Random numbers that are drawn, and then repeated: a prime, so that no two rows of a matrix are the same."""
@@ -32,26 +32,23 @@ class SeesTheFuture(Exception):
 
 
 def try_layers(module: PreTrainedModel, anatomy: Anatomy) -> None:
-    """Computes one layer of each kind forward and backward, and again with another last token. Changes nothing. Takes the memory
-    of the layer's largest parameter for a while.
+    """Computes one layer of each kind forward and backward, for two samples that differ in their last token. Changes nothing.
+    Takes the memory of the layer's largest parameter for a while.
 
     Raises:
         SeesTheFuture, and any exception of the model's own forward.
     """
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(1, _TOKENS, module.config.hidden_size, generator=generator)
-    changed = hidden.clone()
-    changed[:, -1] = torch.randn(module.config.hidden_size, generator=generator)
+    hidden = torch.randn(1, _TOKENS, module.config.hidden_size, generator=generator).repeat(2, 1, 1)
+    hidden[1, -1] = torch.randn(module.config.hidden_size, generator=generator)
     for number in _one_of_each_kind(module, anatomy):
         whole = copy.deepcopy(module)
         whole.config._experts_implementation = "eager"  # reads the experts that it needs alone
         _fill(whole.get_submodule(f"{anatomy.decoder}.{number - 1}"), module.config.hidden_size, generator)
-        body = Slice(whole, anatomy, number, number + 1).body
         given = hidden.clone().requires_grad_()
-        before = body(given)
-        torch.autograd.grad(before.sum(), given)
-        with torch.no_grad():
-            difference = (body(changed) - before).abs().amax(-1)[0]
+        found = Slice(whole, anatomy, number, number + 1).body(given)
+        torch.autograd.grad(found.sum(), given)
+        difference = (found[1] - found[0]).detach().abs().amax(-1)
         if difference[:-1].max() > _NOISE * difference[-1]:
             raise SeesTheFuture(anatomy.layers[number].name)
 

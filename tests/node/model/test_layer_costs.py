@@ -79,12 +79,12 @@ def test_the_same_model_costs_the_same_again(name: str) -> None:
 
 
 def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> None:
-    config = SIZES | {"hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128}
+    config = SIZES | {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 12}
     config |= {"max_position_embeddings": 4096}
     spec = plan_pb2.Run.Model(family="llama", config_json=json.dumps(config))
     model = load_model(spec, Sample((4096,), torch.int64, 128256))
     assert sum(bucket.size for bucket in model.buckets) > 10e9
-    assert layer_costs(model, plan_pb2.Run(train=TRAIN))[1].forward_flops > 1e13
+    assert layer_costs(model, plan_pb2.Run(train=TRAIN))[1].forward_flops > 4e12
 
 
 @pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("gpt2-untied", 1), ("convnet", 0)])
