@@ -79,7 +79,12 @@ def test_the_same_model_costs_the_same_again(name: str) -> None:
 
 
 def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> None:
-    config = SIZES | {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 12}
+    config = SIZES | {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 12,
+    }
     config |= {"max_position_embeddings": 4096}
     spec = plan_pb2.Run.Model(family="llama", config_json=json.dumps(config))
     model = load_model(spec, Sample((4096,), torch.int64, 128256))
