@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import snapshot, standby
+from dtfm.coordinator.core.copies import keeping_up, snapshot
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback, Unwell
@@ -150,7 +150,7 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
         isinstance(phase, Stepping)
         and phase.commit_by is not None
         and not phase.audits
-        and standby.next_step_survives(transition.state)
+        and keeping_up.next_step_survives(transition.state)
     ):
         commit(transition, phase)
         if transition.state.stopped:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dtfm.coordinator.core.copies import standby
+from dtfm.coordinator.core.copies import keeping_up, standby
 from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.lost_state import awaited
 from dtfm.coordinator.core.ending import fail
@@ -17,7 +17,8 @@ from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
 from dtfm.coordinator.core.plan.drift import uncertainty
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import Answer, Asked, PlanChosen, Question, State
+from dtfm.coordinator.core.state.planner import Answer, Asked, PlanChosen, Question
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import (
     GRACE_LEASES,
     HASTE_LEASES,
@@ -197,7 +198,7 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
     waits = awaited(state, phase, now)
     if waits is not None and not waits.asks:
         return Wait(WaitReason.NODES_MAY_RETURN, waits.sentence)
-    if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
+    if now < phase.since + LAST_REPORT_LEASES * state.lease and keeping_up.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
     if waits is not None:
         return Wait(WaitReason.STATE_IS_LOST, waits.sentence)

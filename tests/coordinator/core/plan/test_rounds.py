@@ -12,7 +12,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.adoption import rounds_of
 from dtfm.coordinator.core.plan.replanning import _lengths
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.log import events as ev
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.plan import unpack_plan
