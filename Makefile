@@ -91,7 +91,7 @@ pythons:  ## The coordinator's tests, which need no PyTorch, on each newer Pytho
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers auto
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 proto: $(READY)  ## Regenerate the stubs from protos/*.proto

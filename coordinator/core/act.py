@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import snapshot, standby
+from dtfm.coordinator.core.copies import keeping_up, snapshot
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback, Unwell
@@ -21,7 +21,8 @@ from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
 from dtfm.coordinator.core.plan.going_back import undo
-from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide, drop_stale_choice
+from dtfm.coordinator.core.plan.replanning import decide, drop_stale_choice
+from dtfm.coordinator.core.plan.waiting import Wait, WaitReason
 from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
@@ -150,7 +151,7 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
         isinstance(phase, Stepping)
         and phase.commit_by is not None
         and not phase.audits
-        and standby.next_step_survives(transition.state)
+        and keeping_up.next_step_survives(transition.state)
     ):
         commit(transition, phase)
         if transition.state.stopped:

@@ -15,7 +15,7 @@ from dtfm.coordinator.core.ending import put_down
 from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.plan import rollback
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.transition import (
     Answer,

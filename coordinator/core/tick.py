@@ -17,7 +17,8 @@ from dtfm.coordinator.core.members import invitations, leaving, membership, quar
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
 from dtfm.coordinator.core.refusal import Refused, shorten
-from dtfm.coordinator.core.state import Session, State
+from dtfm.coordinator.core.state.session import Session
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, hung, pause, telling, votes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
+from dtfm.coordinator.core.state.copies import Safekeeping
+from dtfm.coordinator.core.state.members import Members
+from dtfm.coordinator.core.state.planner import PlanChosen, Planner
+from dtfm.coordinator.core.state.session import Session
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.run_file import RunFile

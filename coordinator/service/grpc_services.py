@@ -18,7 +18,7 @@ import grpc.aio
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.members.invitations import look
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Granted, Request
 from dtfm.coordinator.service.disk import Disk, Forbidden
 from dtfm.coordinator.service.gate import Gate, refuse

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dtfm.compiled_code import compile_apart
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds, name_first
 from dtfm.scheduler.islands import layout

@@ -21,7 +21,8 @@ import grpc.aio
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.state.planner import PlanChosen
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.steering import changed_run
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick

@@ -16,7 +16,8 @@ from fsspec.core import url_to_fs
 
 from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core.phases import Gathering
-from dtfm.coordinator.core.state import Safekeeping, State
+from dtfm.coordinator.core.state.copies import Safekeeping
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold

@@ -18,6 +18,15 @@ _TYPES: Mapping[str, type] = {
 """Settings that have to be of exactly this type."""
 _WITH_BIAS = ("llama", "qwen3")
 """Families that have attention_bias."""
+_KEYS_OF_ROPE: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""By kind of rotary embedding, what has to be said of it."""
 _MOST_UNCHECKED = 4
 """Up to this size transformers lets heads be odd."""
 
@@ -39,6 +48,18 @@ def check_model(family: str, config: Mapping[str, Any], hidden: int, heads: int,
         raise NoSuchModel(
             f"model.config: a head has {head} numbers, and rotary embeddings turn pairs: give an even head_dim"
         )
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(key), Mapping):
+            _check_rope(f"model.config.{key}", rope)
+
+
+def _check_rope(key: str, rope: Mapping[str, Any]) -> None:
+    """Raises NoSuchModel for a kind of rotary embedding that transformers does not know, or of which it needs to know more."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _KEYS_OF_ROPE:
+        raise NoSuchModel(f"{key}: transformers knows no rope_type {kind!r}; choose one of {', '.join(_KEYS_OF_ROPE)}")
+    if missing := [name for name in _KEYS_OF_ROPE[kind] if name not in rope]:
+        raise NoSuchModel(f"{key}: rope_type {kind!r} needs {' and '.join(missing)} as well")
 
 
 def _refused(family: str, config: Mapping[str, Any], hidden: int, heads: int, head: int) -> str:

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dtfm.coordinator.core.state import Norms
+from dtfm.coordinator.core.state.measured import Norms
 from dtfm.coordinator.core.step import norms
 from dtfm.scheduler.model.plan import Stage
 from tests.bench.rows import Row, show

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.tick import tick
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes

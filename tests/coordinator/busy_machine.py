@@ -9,7 +9,7 @@ from random import Random
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.script import LAYERS, World, fresh_state

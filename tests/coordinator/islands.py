@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from itertools import count
 from typing import Any
 
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from tests.coordinator.script import LAYERS, World, fresh_state, two_stages
 

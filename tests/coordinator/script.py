@@ -22,7 +22,9 @@ from typing import Any, TypeVar
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import Admission, PlanChosen, State
+from dtfm.coordinator.core.state.planner import PlanChosen
+from dtfm.coordinator.core.state.session import Admission
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted

@@ -6,7 +6,8 @@ from typing import Any
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Pausing
-from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.state.planner import PlanChosen
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.trust.auditing import tell_standings
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.schedule import schedule

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from blake3 import blake3
 
 from dtfm.coordinator.core.copies.availability import is_under_way
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from dtfm.coordinator.core.givers import believed
 from dtfm.coordinator.core.phases import Switching
-from dtfm.coordinator.core.state import Admission, Layers, Session, Standby, State
+from dtfm.coordinator.core.state.copies import Layers, Standby
+from dtfm.coordinator.core.state.session import Admission, Session
+from dtfm.coordinator.core.state.state import State
 
 MOST_DONORS = 8
 """The number of donors that a standby is named for each layer: those with the fastest links to it."""

@@ -17,7 +17,9 @@ from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.phases import Gathering, Pausing
 from dtfm.coordinator.core.reach.machines import machines_of
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Sending, Session, State, Upload
+from dtfm.coordinator.core.state.copies import Sending, Upload
+from dtfm.coordinator.core.state.session import Session
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.core.validation.files import check_moments, check_uploaded
 from dtfm.coordinator.log import events as ev

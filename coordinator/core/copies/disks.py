@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies.availability import parameter_bytes
-from dtfm.coordinator.core.state import Admission, Session, State
+from dtfm.coordinator.core.state.session import Admission, Session
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.files import check_parts
 from dtfm.coordinator.log import events as ev

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dtfm.coordinator.core.copies.availability import Availability, Kind, ResumePoint, availability
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import name_some
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import CUT_OFF_LEASES, GRACE_LEASES
 from dtfm.coordinator.log.wording import duration_in_words
 from dtfm.protos.printable import counted

@@ -11,7 +11,7 @@ from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.givers import could_name
 from dtfm.coordinator.core.phases import StateTold, Switching
 from dtfm.coordinator.core.refusal import name_some
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import state_differs
 from dtfm.coordinator.core.validation.votes import check_states

@@ -13,11 +13,13 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, disks
 from dtfm.coordinator.core.copies.availability import donors_at_work, on_disk, parameter_bytes
-from dtfm.coordinator.core.copies.standby import rests_on_one_machine
+from dtfm.coordinator.core.copies.keeping_up import rests_on_one_machine
 from dtfm.coordinator.core.findings import Doubt, contradicting
 from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Session, SnapshotTally, State
+from dtfm.coordinator.core.state.copies import SnapshotTally
+from dtfm.coordinator.core.state.session import Session
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import dissent
 from dtfm.coordinator.core.validation.files import check_own_layers, check_parts

@@ -12,7 +12,9 @@ from dataclasses import replace
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Admission, State, Test
+from dtfm.coordinator.core.state.members import Test
+from dtfm.coordinator.core.state.session import Admission
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import TEST_LEASES, pause_leases
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.health import nodes
 from dtfm.coordinator.core.reach import ways
-from dtfm.coordinator.core.state import Retry
+from dtfm.coordinator.core.state.members import Retry
 from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.core.state.state import ATTEMPTS, State
 from dtfm.coordinator.log.health import PLAN_FAILED
 from dtfm.protos import control_pb2 as wire
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.log import events as ev

@@ -12,7 +12,8 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import drop_stale_choice
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Admission, Away, Session
+from dtfm.coordinator.core.state.members import Away
+from dtfm.coordinator.core.state.session import Admission, Session
 from dtfm.coordinator.core.step import pause
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES

@@ -15,7 +15,8 @@ from dtfm.coordinator.core.members.quarantine import refusal_of
 from dtfm.coordinator.core.plan import precision, slow_lines
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import Refused, shorten
-from dtfm.coordinator.core.state import Admission, Session, State, Work
+from dtfm.coordinator.core.state.session import Admission, Session, Work
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello

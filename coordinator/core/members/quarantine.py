@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dtfm.coordinator.core.members.leaving import part_with
 from dtfm.coordinator.core.refusal import Refused, name_some, shorten
-from dtfm.coordinator.core.state import Admission
+from dtfm.coordinator.core.state.session import Admission
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.verdict import Guilty
 from dtfm.coordinator.log import events as ev

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.health import nodes
 from dtfm.coordinator.core.plan.drift import DEVICE_OFF
-from dtfm.coordinator.core.state import Session
+from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.timeouts import TIMED_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import check_flops

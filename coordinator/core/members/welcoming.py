@@ -7,7 +7,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.reach import ways
-from dtfm.coordinator.core.state import Admission, Session
+from dtfm.coordinator.core.state.session import Admission, Session
 from dtfm.coordinator.core.step import telling
 from dtfm.coordinator.core.transition import Certify, Transition
 from dtfm.coordinator.log import events as ev

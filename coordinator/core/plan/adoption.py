@@ -22,7 +22,8 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
 from dtfm.coordinator.core.plan.expected import loading_seconds
 from dtfm.coordinator.core.plan.going_back import go_back
 from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.state.planner import PlanChosen
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.votes import check_lost

@@ -18,7 +18,8 @@ from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.plan.noise import WORTH, compare, corrected, deviation, reversals
 from dtfm.coordinator.core.reach import links
-from dtfm.coordinator.core.state import Speeds, State
+from dtfm.coordinator.core.state.measured import Speeds
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import MOST_FLOPS
 from dtfm.coordinator.core.validation.links import MOST_BANDWIDTH

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtfm.coordinator.core.copies.availability import parameter_bytes
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 
 SLOWEST_DISK = 20e6
 """The least bytes per second that state comes from a disk or a checkpoint, or goes to a disk."""

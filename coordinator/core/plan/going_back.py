@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.copies import snapshot
 from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos.printable import counted

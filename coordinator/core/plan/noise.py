@@ -14,7 +14,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from dtfm.coordinator.core.state import Noise, Speeds
+from dtfm.coordinator.core.state.measured import Noise, Speeds
 
 WINDOW = 5
 """The fewest steps whose median counts: a single slow step is noise."""

@@ -7,7 +7,8 @@ prepare again, which times devices and reads nothing. After the first step the p
 from __future__ import annotations
 
 from dtfm.coordinator.core.findings import OtherPrecision
-from dtfm.coordinator.core.state import Session, State
+from dtfm.coordinator.core.state.session import Session
+from dtfm.coordinator.core.state.state import State
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
 

@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from dtfm.coordinator.core.copies import standby
-from dtfm.coordinator.core.copies.availability import availability
+from dtfm.coordinator.core.copies import keeping_up, standby
 from dtfm.coordinator.core.copies.lost_state import awaited
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
-from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
-from dtfm.coordinator.core.plan.drift import uncertainty
-from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
-from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import Answer, Asked, PlanChosen, Question, State
+from dtfm.coordinator.core.plan.adoption import adopt, rounds_of
+from dtfm.coordinator.core.plan.asking import ask, question_of, round_lengths
+from dtfm.coordinator.core.plan.waiting import Wait, WaitReason, begin_waiting, too_few
+from dtfm.coordinator.core.refusal import shorten
+from dtfm.coordinator.core.state.planner import Answer, PlanChosen, Question
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import (
-    GRACE_LEASES,
-    HASTE_LEASES,
     IDLE_AGAIN_LEASES,
     LAST_REPORT_LEASES,
-    PLANNING_LEASES,
 )
-from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
-from dtfm.coordinator.core.trust.claims import shown_by
-from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
-from dtfm.coordinator.core.validation.description import as_the_run_says
+from dtfm.coordinator.core.transition import Planned, Transition
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.wording import MOST_NAMED
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import lengths_within
-
-
-class WaitReason(enum.Enum):
-    """Why there is nothing to ask and nothing to adopt."""
-
-    TOO_FEW_NODES = enum.auto()
-    NODES_MAY_RETURN = enum.auto()
-    """Training would go back otherwise, which costs more than waiting."""
-    STATE_IS_LOST = enum.auto()
-    """Training would go back otherwise, which costs so much that an operator has to decide."""
-    STANDBYS_MAY_REPORT = enum.auto()
-    """A standby has not yet said whether it has state that no other node has."""
-    NO_PLAN = enum.auto()
-    """The planner found no plan for these nodes."""
-    PAUSED = enum.auto()
-    """An operator has paused the run."""
-    PLANNING = enum.auto()
-    """The planner is at work."""
-    SWITCHING = enum.auto()
-    """A plan is chosen, and is adopted at the next step after which all islands agree. Or it is adopted, and does not train
-    yet."""
-    EVERYBODY_LEAVES = enum.auto()
-    PLAN_IS_BEST = enum.auto()
-    """The planner has looked since the last change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    reason: WaitReason
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +65,9 @@ def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
         case Wait(reason, sentence):
             transition.answer(tickets, False, sentence)
             if isinstance(phase, Gathering) and reason is not WaitReason.STANDBYS_MAY_REPORT:
-                _wait(transition, phase, reason, sentence)
+                begin_waiting(transition, phase, reason, sentence)
         case Ask(question, hasty):
-            _ask(transition, question, hasty, tickets)
+            ask(transition, question, hasty, tickets)
         case Adopt(choice, cause):
             transition.answer(tickets, False, "the plan has just changed")
             adopt(transition, choice, cause)
@@ -128,7 +87,7 @@ def planned(transition: Transition, result: Planned) -> None:
             fail(transition, f"no plan is possible: {outcome}")
         elif asked.hasty and not result.hopeless:
             transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome, transition.now)))
-            _ask(transition, asked.question, False, ())
+            ask(transition, asked.question, False, ())
         else:
             found = Answer(asked.question, False, None, outcome, transition.now)
             transition.end_question(replace(planner, answer=found), False, outcome)
@@ -181,23 +140,16 @@ def leaver_is_stuck(state: State) -> bool:
     return no_plan or not question.nodes
 
 
-def question_of(state: State) -> Question:
-    """The question that the planner would be asked now."""
-    members, staying = state.ledger.members, state.ledger.staying
-    nodes = frozenset((node, members[node].incarnation) for node in staying)
-    return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying), disputes(state.ledger))
-
-
 def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
     planner, hold = state.planner, state.ledger.hold
     if hold is not None and not hold.ends:
         return Wait(WaitReason.PAUSED, hold.narrate())
-    if problem := _too_few(state, phase, now):
+    if problem := too_few(state, phase, now):
         return Wait(WaitReason.TOO_FEW_NODES, problem)
     waits = awaited(state, phase, now)
     if waits is not None and not waits.asks:
         return Wait(WaitReason.NODES_MAY_RETURN, waits.sentence)
-    if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
+    if now < phase.since + LAST_REPORT_LEASES * state.lease and keeping_up.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
     if waits is not None:
         return Wait(WaitReason.STATE_IS_LOST, waits.sentence)
@@ -246,7 +198,7 @@ def _is_best(state: State, question: Question, now: float) -> bool:
         question.nodes <= found.question.nodes
         and question.shown <= found.question.shown
         and _same_work(found.plan, target)
-        and round(found.plan.rounds.length) in _lengths(state, hasty=False)
+        and round(found.plan.rounds.length) in round_lengths(state, hasty=False)
         and set(found.plan.nodes) <= {node for node, _ in question.nodes}
     )
 
@@ -256,136 +208,12 @@ def _has_idle(state: State, question: Question) -> bool:
     return not {node for node, _ in question.nodes} <= set(state.ledger.training.in_force.nodes)
 
 
-def _carry_on(state: State) -> CarryOn | None:
-    """Asks whether the last plan can be carried on. None: it may not be carried on."""
-    ledger = state.ledger
-    plan, described = ledger.training.plan, ledger.described
-    if plan is None or described is None or not state.planner.has_planned:
-        return None
-    if any(each.failures > 1 for node, each in ledger.health.items() if node in plan.nodes):
-        return None  # a plan whose node failed twice is not carried on
-    whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
-    gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
-    present = [node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone]
-    holders = availability(state).in_memory(ledger.training.step)
-    nobody = tuple(frozenset[str]() for _ in described.workload.layers)
-    if not present:
-        return None
-    return CarryOn(partial(measured_cluster, ledger, present), holders or nobody)
-
-
 def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
     """Whether the plan's nodes are connected, and those in the question are the same processes. Without a plan: whether all nodes
     in the question are."""
     used = {node for node, _ in question.nodes} if plan is None else set(plan.nodes)
     asked_about = frozenset(process for process in question.nodes if process[0] in used)
     return used <= set(state.ledger.working) and asked_about <= question_of(state).nodes
-
-
-def _too_few(state: State, phase: Gathering, now: float) -> str:
-    """Why planning makes no sense yet; empty: it makes sense."""
-    cluster, ready = state.run.cluster, len(state.ledger.staying)
-    pinned = cluster.pinned
-    least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
-    waited = bool(state.ledger.training.generation) and now - phase.since >= GRACE_LEASES * state.lease
-    if not state.planner.has_planned and not waited:
-        least = cluster.nodes
-    if ready >= least:
-        return ""
-    undescribed = state.ledger.described is None and any(
-        s.prepared is not None for s in state.members.sessions.values()
-    )
-    hint = "; two members with different keys have to say what the run is (trust.mode is open)" if undescribed else ""
-    return f"{ready} of {least} nodes are ready{hint}"
-
-
-def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence: str) -> None:
-    """Logs the wait once, and drops the planner's outdated question."""
-    if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
-        phase = replace(phase, waiting=transition.now)
-    if out := _out_of_use(transition.state.ledger):
-        sentence = f"{sentence}; {out}"
-    if quarantined := transition.state.ledger.trust.quarantined.values():
-        names = name_some(why.node for why in quarantined)
-        *_, last = quarantined
-        sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
-        sentence = f"{sentence}; the last for {last.charge}: {last.reason}"
-    if phase.said != sentence:
-        asks = reason is WaitReason.STATE_IS_LOST
-        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence, asks))
-        phase = replace(phase, said=sentence)
-    if phase != transition.state.phase:
-        transition.set_phase(phase)
-    if transition.state.planner.asked is not None:
-        transition.end_question(transition.state.planner, False, sentence)
-
-
-def _out_of_use(ledger: Ledger) -> str:
-    """The nodes and pairs that plans leave out for now, and what would help; empty: there are none."""
-    ready, said = set(ledger.ready), list[str]()
-    if out := sorted(ready.difference(ledger.working)):
-        why = "; ".join(f"{node} ({ledger.health[node].why})" for node in out[:MOST_NAMED])
-        said.append(f"out of use until they pass a test, which comes by itself: {why}")
-    if pairs := sorted(pair for pair in ledger.reach.broken if ready.issuperset(pair)):
-        between = ", ".join(f"{one} and {other}" for one, other in pairs[:MOST_NAMED])
-        said.append(
-            f"a link that works would help between {between}, which is tried again by itself, or a relay (`dtfm-node relay`)"
-        )
-    return "; ".join(said)
-
-
-def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
-    state, planner = transition.state, transition.state.planner
-    waiting = planner.asked.tickets if planner.asked else ()
-    asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
-    transition.set_planner(replace(planner, number=asked.number, asked=asked))
-    ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
-    nodes = sorted(node for node, _ in question.nodes)
-    pinned = state.run.cluster.pinned
-    whole, described = ledger.whole_islands, ledger.description  # whole_islands looks at every member
-    apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
-    if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
-        pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
-    transition.commands.append(
-        PlanWanted(
-            number=asked.number,
-            cluster=partial(measured_cluster, ledger, nodes),
-            workload=replace(as_the_run_says(described.workload, state.run), tied=described.is_tied),
-            incumbent=training.plan,
-            stages=pinned,
-            seed=state.run.seed,
-            generation=training.generation + 1,
-            overhead=training.overhead,
-            horizon=horizon_seconds(training.losses, training.step, steps - training.step, training.step_seconds),
-            seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
-            carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
-            lengths=_lengths(state, hasty=hasty),
-            islands={
-                node: number
-                for layer in training.held
-                for node, _ in layer
-                if (number := training.islands.get(node, 0)) in whole
-            },
-            uncertainty=uncertainty(state),
-        )
-    )
-
-
-def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
-    """The lengths of a round that the planner may choose from; 0: no rounds."""
-    run, step = state.run, state.ledger.training.step
-    standing = round(state.rounds.length)
-    if not (isinstance(state.phase, Stepping) or state.rounds.at_rest(step)):
-        return (standing,)
-    if not run.may_have_rounds:
-        return (0,)
-    if run.train.rounds != "auto":
-        return (standing if is_length_of(state.rounds, run.train.rounds) else run.train.rounds,)
-    if hasty:
-        return (standing,)
-    audited = run.trust.audits > 0
-    others = (0, *lengths_within(run.train.steps - step, audited=audited))
-    return tuple(dict.fromkeys((standing, *others) if not standing or state.rounds.restarts == audited else others))
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:

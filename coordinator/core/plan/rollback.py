@@ -10,7 +10,7 @@ from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan.adoption import regroup
 from dtfm.coordinator.core.plan.going_back import go_back
 from dtfm.coordinator.core.refusal import Refused, name_some
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.log import events as ev

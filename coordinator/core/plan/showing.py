@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.plan.drift import Part, parts_of
 from dtfm.coordinator.core.plan.noise import WINDOW
-from dtfm.coordinator.core.state import Speeds, State
+from dtfm.coordinator.core.state.measured import Speeds
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.claims import MOST_TIMES_SHOWN, are_proven, believed_flops
 from dtfm.coordinator.log import events as ev

@@ -11,7 +11,8 @@ from dataclasses import replace
 from dtfm.coordinator.core.findings import Setback
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan.drift import link_drifted
-from dtfm.coordinator.core.state import Session, Speeds
+from dtfm.coordinator.core.state.measured import Speeds
+from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log.steps import SLOW_LINE
 from dtfm.protos import control_pb2 as wire

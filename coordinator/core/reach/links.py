@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dtfm.coordinator.core.reach import ways
-from dtfm.coordinator.core.state import Admission, Retry, Session
+from dtfm.coordinator.core.state.members import Retry
+from dtfm.coordinator.core.state.session import Admission, Session
 from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_connection, check_links

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.state import Admission, Dialled, Session
+from dtfm.coordinator.core.state.members import Dialled
+from dtfm.coordinator.core.state.session import Admission, Session
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_reached
 from dtfm.coordinator.log import events as ev

@@ -9,7 +9,7 @@ from dtfm.coordinator.core.messages import last_commit
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.plan.expected import step_seconds
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import evaluation, telling
 from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR, step_patience
 from dtfm.coordinator.core.transition import Transition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dtfm.coordinator.core.copies import agreed_state, standby
+from dtfm.coordinator.core.copies import agreed_state, keeping_up
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
 from dtfm.coordinator.core.step import spikes
@@ -27,11 +27,11 @@ TIMED_EVERY-th is. Otherwise times would fill most of a long log."""
 
 def commit_if_due(transition: Transition) -> None:
     """The rule: commits a step that all have voted for, when no audit waits and each stage's new state will be on two machines.
-    At ``commit_by`` it stops waiting for the second machine (see `standby.commit_waits_for`)."""
+    At ``commit_by`` it stops waiting for the second machine (see `keeping_up.commit_waits_for`)."""
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None or phase.audits:
         return
-    if transition.now >= phase.commit_by or not standby.commit_waits_for(transition.state):
+    if transition.now >= phase.commit_by or not keeping_up.commit_waits_for(transition.state):
         commit(transition, phase)
 
 

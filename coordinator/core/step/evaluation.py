@@ -10,7 +10,7 @@ from dataclasses import replace
 from dtfm.coordinator.config.codecs import allowed_codecs
 from dtfm.coordinator.core.findings import contradicting
 from dtfm.coordinator.core.refusal import is_finite, require
-from dtfm.coordinator.core.state import Evaluation, State
+from dtfm.coordinator.core.state.state import Evaluation, State
 from dtfm.coordinator.core.step import spikes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.tolerance import tolerance

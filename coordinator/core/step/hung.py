@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dtfm.coordinator.core.findings import Setback, Unwell
 from dtfm.coordinator.core.phases import Pausing, Phase, Stepping, Switching
 from dtfm.coordinator.core.plan.expected import loading_seconds, step_seconds
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import votes
 from dtfm.coordinator.core.timeouts import COMPILE_LEASES, HUNG_LEASES, SIGN_OF_LIFE_LEASES, STEP_FACTOR
 from dtfm.coordinator.core.transition import Transition

@@ -25,7 +25,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dtfm.coordinator.core.state import Norms, StageKey, State
+from dtfm.coordinator.core.state.measured import Norms, StageKey
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.log import events as ev

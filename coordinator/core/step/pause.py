@@ -12,7 +12,7 @@ from dtfm.coordinator.core.findings import Setback, Unwell
 from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
 from dtfm.coordinator.core.refusal import name_some
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import islands_differ, stage_differs

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.phases import Gathering, Pausing, Switching
 from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step.pause import awaits
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES
 from dtfm.coordinator.core.transition import Transition

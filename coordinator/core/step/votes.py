@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import standby
+from dtfm.coordinator.core.copies import keeping_up
 from dtfm.coordinator.core.findings import Doubt, Setback, Unwell
 from dtfm.coordinator.core.health.pairs import exchange, may_lose
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.refusal import is_finite, name_some, shorten
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
@@ -54,7 +54,7 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
     if (found := contradiction(transition.state, phase)) is not None:
         transition.find(found)
         return
-    by = transition.now + standby.commit_patience(transition.state)
+    by = transition.now + keeping_up.commit_patience(transition.state)
     transition.set_phase(replace(phase, voted=transition.now, commit_by=by, audits=auditing.drawn(transition, phase)))
 
 

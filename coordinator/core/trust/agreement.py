@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dtfm.coordinator.core.findings import Setback, contradicting
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.trust.passed import differing, lacks, sent_several_sums
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import DigestMismatch

@@ -9,7 +9,7 @@ from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.findings import Doubt, Unwell
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import name_some, require
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.disputes import kept_apart

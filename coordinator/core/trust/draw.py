@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.core.audits import Passed
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.trust.passed import added_up
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind

@@ -11,7 +11,7 @@ from dtfm.coordinator.core.audits import COMPARED, Audit
 from dtfm.coordinator.core.findings import Doubt, Setback, contradicting
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.draw import can_do_again, chance
 from dtfm.coordinator.core.trust.tolerance import limits

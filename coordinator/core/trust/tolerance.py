@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from dtfm.coordinator.config.codecs import codec_in_use
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.protos import control_pb2 as wire
 
 PRECISIONS = {"fp64": 1e-6, "fp32": 1e-3, "bf16": 5e-2}

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.core.state.state import ATTEMPTS, State
 from dtfm.coordinator.core.trust.disputes import (
     against,
     between_two,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dtfm.coordinator.core.refusal import check_number, require, shorten
-from dtfm.coordinator.core.state import Dialled
+from dtfm.coordinator.core.state.members import Dialled
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log.events import Link
 from dtfm.protos import control_pb2 as wire

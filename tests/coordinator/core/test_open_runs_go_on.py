@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
-from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.state.state import ATTEMPTS
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LONG, MANIFEST, World, restarted

@@ -11,7 +11,7 @@ import pytest
 from dtfm.coordinator.core import tick as core, transition as t
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.stumbling import SENTENCE, after_an_error
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import server

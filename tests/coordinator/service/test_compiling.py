@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import planner

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import Kept, choose
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -66,3 +67,27 @@ def test_a_model_is_refused_where_transformers_refuses_it_and_by_its_sentence(
     assert bool(ours) == bool(theirs), (ours, theirs)
     if said:
         assert ours.removeprefix(f"model.config: {family!r} does not take it: ") in theirs
+
+
+@pytest.mark.parametrize(
+    ("rope", "complaint"),
+    [
+        ({"rope_type": "xpos"}, "transformers knows no rope_type 'xpos'; choose one of default, linear"),
+        ({"type": "xpos"}, "transformers knows no rope_type 'xpos'"),
+        ({"rope_type": "linear"}, "rope_type 'linear' needs factor as well"),
+        (
+            {"rope_type": "llama3", "factor": 8.0},
+            "rope_type 'llama3' needs low_freq_factor and high_freq_factor as well",
+        ),
+        ({"rope_type": "linear", "factor": 2.0}, ""),
+        ({"factor": 2.0}, ""),
+    ],
+    ids=str,
+)
+def test_rotary_embeddings_that_transformers_cannot_make_are_refused_by_name(
+    rope: dict[str, Any], complaint: str
+) -> None:
+    """transformers says `KeyError: 'xpos'`."""
+    assert bool(by_transformers("llama", TINY | {"rope_scaling": dict(rope)})[0]) == bool(complaint)
+    with pytest.raises(NoSuchModel, match=complaint) if complaint else nullcontext():
+        language_model_layers("llama", TINY | {"rope_scaling": rope}, 64, 16, 1, bf16=False)

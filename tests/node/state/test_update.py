@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core.copies.standby import UPDATE
+from dtfm.coordinator.core.copies.wanted_standbys import UPDATE
 from dtfm.kernels.codec import Codec, Encoded, decode, encode, encoded_bytes
 from dtfm.node.state.update import pack, unpack
 

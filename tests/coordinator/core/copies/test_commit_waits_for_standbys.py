@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.availability import standbys_of
+from dtfm.coordinator.core.copies.keeping_up import COMMIT_WAIT_FRACTION, commit_patience, keeping_up
 from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
-from dtfm.coordinator.core.copies.standby import COMMIT_WAIT_FRACTION, commit_patience, keeping_up
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import StopAsked, TimePassed

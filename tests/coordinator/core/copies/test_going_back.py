@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.state.state import ATTEMPTS
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold

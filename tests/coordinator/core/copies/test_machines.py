@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.copies.standby import commit_waits_for, rests_on_one_machine, wanted_standbys
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.copies.keeping_up import commit_waits_for, rests_on_one_machine
+from dtfm.coordinator.core.copies.wanted_standbys import wanted_standbys
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.log.members import Member
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.ledgers import altered

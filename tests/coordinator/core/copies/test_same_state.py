@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.state.state import ATTEMPTS
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge

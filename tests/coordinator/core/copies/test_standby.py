@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.core.copies.standby import COMMIT_WAIT_FRACTION
+from dtfm.coordinator.core.copies.keeping_up import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, LAST_REPORT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
-from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.state.state import ATTEMPTS
 from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES, TEST_LEASES, pause_leases
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Admission
+from dtfm.coordinator.core.state.session import Admission
 from dtfm.coordinator.core.step.telling import awaited
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
-from dtfm.coordinator.core.plan.replanning import Ask, Decision, Wait, WaitReason, decide
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.plan.replanning import Ask, Decision, decide
+from dtfm.coordinator.core.plan.waiting import Wait, WaitReason
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire

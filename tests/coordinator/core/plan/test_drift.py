@@ -11,7 +11,8 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.plan.drift import FACTOR
 from dtfm.coordinator.core.plan.noise import compare
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
-from dtfm.coordinator.core.state import PlanChosen, Speeds
+from dtfm.coordinator.core.state.measured import Speeds
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.members import Member, planned_flops

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from dtfm.coordinator.core.plan import drift, noise
-from dtfm.coordinator.core.state import Noise, Speeds
+from dtfm.coordinator.core.state.measured import Noise, Speeds
 from dtfm.coordinator.log import events as ev
 from tests.coordinator.busy_machine import NODES, BusyMachine, Slowness, busy, quiet
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.plan.adoption import adopt
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.store.record import Record

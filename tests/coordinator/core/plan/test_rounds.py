@@ -11,8 +11,8 @@ from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.adoption import rounds_of
-from dtfm.coordinator.core.plan.replanning import _lengths
-from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.plan.asking import round_lengths
+from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.log import events as ev
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.plan import unpack_plan
@@ -103,7 +103,7 @@ def test_short_rounds_that_began_where_nothing_was_audited_do_not_go_on_where_wo
     world.settle()
     run = world.state.run.model_copy(update={"trust": world.state.run.trust.model_copy(update={"audit_rate": 0.1})})
     world.state = replace(world.state, run=run)
-    assert _lengths(world.state, hasty=False) == (0, 100)
+    assert round_lengths(world.state, hasty=False) == (0, 100)
     named = run.model_copy(update={"train": run.train.model_copy(update={"rounds": 10})})
     chosen = PlanChosen(world.plan_in_force, "so it pays", 1.0, 0.5, 10)
     state = replace(world.state, run=named)
@@ -206,7 +206,7 @@ def test_another_length_in_the_run_file_counts_from_the_next_plan_on() -> None:
     for rounds, lengths in (("auto", (11, 0, 10, 30)), (11, (11,)), (10, (11,)), (20, (20,)), (0, (0,))):
         run = world.state.run
         changed = run.model_copy(update={"train": run.train.model_copy(update={"rounds": rounds})})
-        assert _lengths(replace(world.state, run=changed), hasty=False) == lengths
+        assert round_lengths(replace(world.state, run=changed), hasty=False) == lengths
         check_same(run, changed, 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dtfm.coordinator.core.reach.links import MOST_PROBED
-from dtfm.coordinator.core.state import Admission
+from dtfm.coordinator.core.state.session import Admission
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links, reached

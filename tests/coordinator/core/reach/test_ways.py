@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.reach.ways import NO_RELAY
-from dtfm.coordinator.core.state import Admission
+from dtfm.coordinator.core.state.session import Admission
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Line

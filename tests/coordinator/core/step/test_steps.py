@@ -8,7 +8,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering
-from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.state.state import ATTEMPTS
 from dtfm.coordinator.core.step import commits
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.tick import tick

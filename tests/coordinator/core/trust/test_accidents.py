@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from tests.coordinator.audit_scripts import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.state.state import ATTEMPTS
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes

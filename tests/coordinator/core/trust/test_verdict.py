@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.core.state.state import ATTEMPTS, State
 from dtfm.coordinator.core.trust.verdict import LEAST_VOICES, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge

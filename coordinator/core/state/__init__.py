@@ -1,0 +1,1 @@
+"""What the coordinator knows: the ledger, and what this process remembers beside it."""
