@@ -57,7 +57,7 @@ class Run(_message.Message):
         isolate_documents: bool
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Run(_message.Message):
         OUTER_RATE_FIELD_NUMBER: _ClassVar[int]
         OUTER_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
         COMPILE_FIELD_NUMBER: _ClassVar[int]
+        LOSS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
         steps: int
         global_batch: int
         micro_batch: int
@@ -96,7 +97,8 @@ class Run(_message.Message):
         outer_rate: float
         outer_momentum: float
         compile: bool
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., compile: _Optional[bool] = ...) -> None: ...
+        loss_per_token: bool
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., compile: _Optional[bool] = ..., loss_per_token: _Optional[bool] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction", "exchange")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]

@@ -80,6 +80,14 @@ class Data(ABC):
         """Inputs and labels of held-out samples, as in `training_batch`."""
         return self._take(self._parts[1][indices])
 
+    def training_learnt(self, indices: Indices) -> int:
+        """The number of labels of these training samples that are learnt."""
+        return self._learnt(self._parts[0][indices])
+
+    def evaluation_learnt(self, indices: Indices) -> int:
+        """The number of labels of these held-out samples that are learnt."""
+        return self._learnt(self._parts[1][indices])
+
     def positions(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """The positions of the tokens in their documents, if ``sample`` is isolated: int64, like ``inputs``. Otherwise None."""
         return None
@@ -94,6 +102,10 @@ class Data(ABC):
     @abstractmethod
     def _take(self, numbers: Indices) -> Batch:
         """Samples by their number in the whole data set."""
+
+    @abstractmethod
+    def _learnt(self, numbers: Indices) -> int:
+        """The number of their labels that are learnt."""
 
 
 class TokenWindows(Data):
@@ -154,11 +166,22 @@ class TokenWindows(Data):
         assert self._opened is not None
         return self._opened
 
-    def _take(self, numbers: Indices) -> Batch:
+    def _learnt(self, numbers: Indices) -> int:
+        if not self._is_marked:
+            return len(numbers) * self.tokens_per_sample
         assert self.tokenizer is not None
+        size, parts = self.tokenizer.size, np.array_split(numbers, math.ceil(len(numbers) / 1024))
+        return sum(int(np.count_nonzero(self._stored(part)[:, 1:] < size)) for part in parts)
+
+    def _stored(self, numbers: Indices) -> NDArray[Any]:
+        """The windows' tokens as they are stored: [b, sequence_length + 1]."""
         if self._numbers is not None:
             numbers = self._numbers[numbers]
-        stored = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
+        return self._tokens[numbers[:, None] * self.tokens_per_sample + self._window]
+
+    def _take(self, numbers: Indices) -> Batch:
+        assert self.tokenizer is not None
+        stored = self._stored(numbers).astype(np.int64)
         if not self._is_marked:
             return torch.from_numpy(stored[:, :-1].copy()), torch.from_numpy(stored[:, 1:].copy())
         is_learnt = stored[:, 1:] < self.tokenizer.size
@@ -198,6 +221,9 @@ class TensorPairs(Data):
     def _take(self, numbers: Indices) -> Batch:
         rows = torch.from_numpy(numbers)
         return self._inputs[rows], self._labels[rows]
+
+    def _learnt(self, numbers: Indices) -> int:
+        return len(numbers) * self._labels[0].numel()
 
 
 def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:

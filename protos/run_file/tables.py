@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from dtfm.installed import install_line
 from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
+from dtfm.protos.run_file.records import MESSAGES
 from dtfm.protos.run_file.trackers import MOST_TRACKERS, Destination, read_destination
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
@@ -127,7 +128,7 @@ class Data(Table):
         max_length=256,
         description='For .jsonl files and data sets of the hub: the field that holds the text. "messages" holds conversations '
         '(messages with "role" and "content"). The tokenizer\'s chat template renders them, and the run learns only the '
-        "assistant's words. A sample's loss is then the mean over its learnt tokens. A step's loss is the mean over its samples.",
+        "assistant's words.",
     )
     evaluation_fraction: float = Field(
         default=0.05,
@@ -145,7 +146,7 @@ class Data(Table):
     @field_validator("isolate_documents")
     @classmethod
     def _isolation_fits(cls, isolated: bool, info: ValidationInfo) -> bool:
-        if isolated and info.data.get("text_field") == "messages":
+        if isolated and info.data.get("text_field") == MESSAGES:
             raise ValueError(
                 "is for text: turns of conversations often end with the token that ends a document; leave it out"
             )
@@ -201,6 +202,13 @@ class Train(Table):
         default=0.95, ge=0, lt=1, description="AdamW's decay rate of the squared gradient's running mean."
     )
     epsilon: float = Field(default=1e-8, gt=0, le=1, description="AdamW's term that prevents a division by zero.")
+    loss_per: Literal["auto", "token", "sample"] = Field(
+        default="auto",
+        description='What counts alike in the loss of a step. "token": each learnt token of the step, on whatever node, as with '
+        'other trainers. "sample": each sample, so that the learnt tokens of a sample with few of them count more. With `rounds` '
+        'and "token", each island trains the mean over its own learnt tokens. "auto": "token" for conversations, and otherwise '
+        '"sample", which is the same where all tokens are learnt.',
+    )
     clip_norm: float = Field(
         default=1.0,
         ge=0,

@@ -34,7 +34,7 @@ def losses_as_logged(run: Run, events: Sequence[Event]) -> Iterator[float]:
         if event["event"] == "step_committed":
             of_step = run.train.global_batch // run.train.micro_batch
             inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
-            loss = mean_loss(module(inputs), labels)
+            loss = mean_loss(module(inputs), labels, per_token=run.train.loss_per_token)
             torch.autograd.backward(loss)
             yield loss.item()
             run = changed(run, changes.get(step, {}))

@@ -312,6 +312,15 @@ def test_what_is_not_learnt_does_not_count_in_the_entropy(tmp_path: Path, metasp
     assert 0 < plain.unigram_entropy <= np.log(len(load_tokenizer(metaspace).encode("<|im_end|>\n")))
 
 
+def test_the_numbers_of_learnt_labels_are_known_before_the_samples_are_trained(tmp_path: Path, metaspace: str) -> None:
+    data = load(tmp_path, metaspace, *[{"messages": TALK}] * 30)
+    training, held_out = np.arange(data.training_count), np.arange(data.evaluation_count)
+    for some in (training, training[::3], training[5:6], np.append(training, training[:2])):
+        assert data.training_learnt(some) == int((data.training_batch(some)[1] != NOT_LEARNT).sum())
+    assert data.evaluation_learnt(held_out) == int((data.evaluation_batch(held_out)[1] != NOT_LEARNT).sum())
+    assert data.training_learnt(training) < data.training_count * LENGTH
+
+
 ANSWER = message("assistant", "x")
 
 

@@ -68,6 +68,12 @@ def test_every_token_of_the_text_is_predicted_once(tmp_path: Path) -> None:
     assert (data.sample.shape, data.sample.vocabulary, data.tokens_per_sample) == ((16,), 256, 16)
 
 
+def test_all_labels_of_text_are_learnt(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = load(str(tmp_path / "*.txt"))
+    assert data.training_learnt(np.arange(3)) == data.evaluation_learnt(np.zeros(3, dtype=np.int64)) == 3 * 16
+
+
 def test_documents_come_in_order_with_a_separator_between(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("x" * 40)
     (tmp_path / "a.txt").write_text("y" * 40)

@@ -56,6 +56,17 @@ def test_defaults_follow_from_other_keys() -> None:
     assert read('[network]\nexchange = "topk"').network.exchange == "topk"
 
 
+def test_tokens_count_alike_in_conversations_unless_the_run_file_says_otherwise() -> None:
+    def of(**tables: object) -> tuple[str, bool]:
+        run = parse_run(tables, "here")
+        return run.train.loss_per, run.message("").train.loss_per_token
+
+    talks = {"text_field": "messages"}
+    assert of() == of(data={"text_field": "body"}) == ("sample", False)
+    assert of(data=talks) == of(train={"loss_per": "token"}) == ("token", True)
+    assert of(data=talks, train={"loss_per": "sample"}) == ("sample", False)
+
+
 def test_stages_are_pinned_by_number_or_by_list() -> None:
     assert read("").cluster.pinned is None
     assert read("[cluster]\nstages = 3").cluster.pinned == 3
