@@ -42,20 +42,30 @@ class Run(_message.Message):
         pretrained: str
         def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ...) -> None: ...
     class Data(_message.Message):
-        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents")
+        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         TOKENIZER_FIELD_NUMBER: _ClassVar[int]
         SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
         TEXT_FIELD_FIELD_NUMBER: _ClassVar[int]
         EVALUATION_FRACTION_FIELD_NUMBER: _ClassVar[int]
         ISOLATE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+        SPLIT_FIELD_NUMBER: _ClassVar[int]
+        LIMIT_FIELD_NUMBER: _ClassVar[int]
+        TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+        HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+        HELD_OUT_SPLIT_FIELD_NUMBER: _ClassVar[int]
         source: str
         tokenizer: str
         sequence_length: int
         text_field: str
         evaluation_fraction: float
         isolate_documents: bool
-        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ...) -> None: ...
+        split: str
+        limit: int
+        template: str
+        held_out: str
+        held_out_split: str
+        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ...) -> None: ...
     class Train(_message.Message):
         __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token")
         STEPS_FIELD_NUMBER: _ClassVar[int]

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
 from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
-from dtfm.node.data.sources import Reading
+from dtfm.node.data.sources import Reading, Source, held_out_of, sources_of
 from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
-from dtfm.node.data.tokens import read_tokens, stored, talks
+from dtfm.node.data.tokens import read_tokens, stored
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR
@@ -30,6 +30,8 @@ from dtfm.protos.places import COORDINATOR
 log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
+Tokens = Sequence[NDArray[Any]]
+"""Of each source."""
 _WINDOWS_AT_ONCE = 1 << 14
 
 
@@ -56,12 +58,15 @@ class Data(ABC):
     was_read: bool = True
     """This node has read the source itself, so that it vouches for the fingerprint."""
 
-    def __init__(self, count: int, evaluation_fraction: float) -> None:
-        self._count, self._evaluation_fraction = count, evaluation_fraction
+    def __init__(self, count: int, evaluation_fraction: float, apart: int = 0) -> None:
+        """``count``: of all samples. ``apart``: the last of them that are held out, and no others; 0: a fraction of all is."""
+        self._count, self._evaluation_fraction, self._apart = count, evaluation_fraction, apart
 
     @cached_property
     def _parts(self) -> tuple[Indices, Indices]:
         """The samples for training and for evaluation. Made only when needed: some nodes only count."""
+        if self._apart:
+            return np.arange(self.training_count), np.arange(self.training_count, self._count)
         return held_out(self._count, self._evaluation_fraction)
 
     @property
@@ -70,7 +75,7 @@ class Data(ABC):
 
     @property
     def evaluation_count(self) -> int:
-        return held_out_count(self._count, self._evaluation_fraction)
+        return self._apart or held_out_count(self._count, self._evaluation_fraction)
 
     def training_batch(self, indices: Indices) -> Batch:
         """Inputs [b, *sample.shape] and labels ([b, s] for text, [b] for classes) of training samples, on the CPU."""
@@ -109,8 +114,8 @@ class Data(ABC):
 
 
 class TokenWindows(Data):
-    """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the window before, so that every
-    token except the first is predicted once.
+    """Windows of sequence_length + 1 consecutive tokens of a source. Each begins with the last token of the window before, so
+    that every token of a source except the first is predicted once.
 
     In conversations, only answers are learnt. A token that is not learnt is stored as its id plus the tokenizer's size. Its
     label is NOT_LEARNT, and windows without anything to learn are left out.
@@ -119,24 +124,25 @@ class TokenWindows(Data):
     def __init__(
         self,
         index: TokenIndex,
-        tokens: Callable[[], NDArray[Any]],
+        tokens: Callable[[], Tokens],
         tokenizer: Tokenizer,
         agreed: Agreed | None = None,
         *,
         sample: Sample,
         is_marked: bool,
     ) -> None:
-        """``tokens`` returns the tokens of ``index``. It is called when they are first needed: now, unless the run's members
-        have ``agreed`` on the data before. ``is_marked``: tokens
-        that are not learnt are stored as such."""
+        """``tokens`` returns the tokens of the ``index``'s sources. It is called when they are first needed: now, unless the
+        run's members have ``agreed`` on the data before. ``is_marked``: tokens that are not learnt are stored as such."""
         length = index.sequence_length
-        super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
+        samples = samples_of(index)
+        super().__init__(sum(samples), index.evaluation_fraction, samples[-1] if index.held_out_apart else 0)
         self.sample = sample
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
         self.fingerprint = index.fingerprint
         self._index, self._open, self._lock, self._is_marked = index, tokens, threading.Lock(), is_marked
-        self._opened: NDArray[Any] | None = None
+        self._opened: Tokens | None = None
+        self._borders = np.asarray(index.borders)
         self._window = np.arange(length + 1)
         self.was_read = agreed is None
         self.unigram_entropy = (
@@ -161,7 +167,7 @@ class TokenWindows(Data):
         publish(place, self._index, self._tokens)
 
     @property
-    def _tokens(self) -> NDArray[Any]:
+    def _tokens(self) -> Tokens:
         self.hold()
         assert self._opened is not None
         return self._opened
@@ -174,10 +180,16 @@ class TokenWindows(Data):
         return sum(int(np.count_nonzero(self._stored(part)[:, 1:] < size)) for part in parts)
 
     def _stored(self, numbers: Indices) -> NDArray[Any]:
-        """The windows' tokens as they are stored: [b, sequence_length + 1]."""
+        """The tokens of these windows in their stored form: [b, sequence_length + 1]."""
         if self._numbers is not None:
             numbers = self._numbers[numbers]
-        return self._tokens[numbers[:, None] * self.tokens_per_sample + self._window]
+        tokens, length = self._tokens, self.tokens_per_sample
+        stored = np.empty((len(numbers), length + 1), tokens[0].dtype)
+        of_source = np.searchsorted(self._borders, numbers, side="right") - 1
+        for source in np.unique(of_source):
+            rows = of_source == source
+            stored[rows] = tokens[source][(numbers[rows] - self._borders[source])[:, None] * length + self._window]
+        return stored
 
     def _take(self, numbers: Indices) -> Batch:
         assert self.tokenizer is not None
@@ -226,11 +238,18 @@ class TensorPairs(Data):
         return len(numbers) * self._labels[0].numel()
 
 
+def samples_of(index: TokenIndex) -> list[int]:
+    """The number of samples of each source: its windows, without the windows that are left out."""
+    windows = np.asarray(index.borders)
+    left_out = np.searchsorted(np.asarray(index.left_out, dtype=np.int64), windows)
+    return [int(each) for each in np.diff(windows - left_out)]
+
+
 def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
     """The description of a sample of text, and the tokenizer that makes samples: known before any text is read. Raises
     ValueError."""
     tokenizer, isolated = load_tokenizer(data.tokenizer), data.isolate_documents
-    if isolated and (border(tokenizer) is None or talks(data)):
+    if isolated and (border(tokenizer) is None or any(source.talks for source in sources_of(data))):
         raise ValueError(
             "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
             f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"
@@ -277,23 +296,55 @@ def load_data(
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     sample, tokenizer = text_sample(data)
     if agreed is not None and not run.checkpoint.uri.startswith(COORDINATOR):  # there, nobody publishes
-        published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
+        apart, of_run = held_out_of(data) is not None, (data.sequence_length, data.evaluation_fraction)
+        number = len(_all_sources(data))
+        published = find(run.checkpoint.uri, agreed.fingerprint, *of_run, number, held_out_apart=apart)
         if published is not None:
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
-            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, is_marked=talks(data))
-    tokens = read_tokens(data, tokenizer, cache, allowed, reading)
+            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, is_marked=_is_marked(data))
+    tokens = _read(data, tokenizer, cache, allowed, reading)
     index = _indexed(data, tokenizer, tokens)
-    if index.windows - len(index.left_out) < 2:
-        raise ValueError(
-            f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
-            f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
-        )
-    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=talks(data))
+    least = 1 if index.held_out_apart else 2
+    for source, mine, samples in zip(_all_sources(data), tokens, samples_of(index), strict=True):
+        if samples < least:
+            wanted = "two windows" if least == 2 else "a window"
+            both = " (one to train on, one held out)" if least == 2 else ""
+            raise ValueError(
+                f"{source.key}: {source.place!r} has {len(mine)} tokens, too few for {wanted} of data.sequence_length "
+                f"{data.sequence_length} with something to learn{both}; give more text or a shorter length"
+            )
+    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data))
 
 
-def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:
-    left_out = _nothing_learnt(tokens, data.sequence_length, tokenizer.size) if talks(data) else ()
-    return index_of(tokens, data.sequence_length, data.evaluation_fraction, left_out)
+def _all_sources(data: plan_pb2.Run.Data) -> list[Source]:
+    """In the order of their tokens: the source of held-out samples is the last."""
+    apart = held_out_of(data)
+    return [*sources_of(data), *([apart] if apart is not None else [])]
+
+
+def _is_marked(data: plan_pb2.Run.Data) -> bool:
+    """Whether tokens that are not learnt are stored as such."""
+    return any(source.talks for source in _all_sources(data))
+
+
+def _read(
+    data: plan_pb2.Run.Data,
+    tokenizer: Tokenizer,
+    cache: Path | None,
+    allowed: Sequence[str],
+    reading: Reading = lambda done, of: None,
+) -> Tokens:
+    marked = _is_marked(data)
+    return [read_tokens(source, tokenizer, cache, allowed, reading, is_marked=marked) for source in _all_sources(data)]
+
+
+def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: Tokens) -> TokenIndex:
+    length, left_out, before = data.sequence_length, list[int](), 0
+    for mine in tokens if _is_marked(data) else ():
+        left_out += [before + number for number in _nothing_learnt(mine, length, tokenizer.size)]
+        before += max(0, len(mine) - 1) // length
+    apart = held_out_of(data) is not None
+    return index_of(tokens, length, data.evaluation_fraction, tuple(left_out), held_out_apart=apart)
 
 
 def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, ...]:
@@ -308,17 +359,18 @@ def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, 
 
 def _fetched(
     run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]
-) -> NDArray[Any]:
+) -> Tokens:
     """The tokens of ``index`` as another node has published them. If these are not the tokens that all agree on, the source's."""
 
     def make(file: BinaryIO) -> blake3:
         return fetch(run.checkpoint.uri, index, file)
 
     try:
-        return stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
+        whole = stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
+        return np.split(whole, np.cumsum(index.parts)[:-1]) if index.parts else [whole]
     except Exception as problem:  # whatever the file system raises
         log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
-    tokens = read_tokens(run.data, tokenizer, cache, allowed)
+    tokens = _read(run.data, tokenizer, cache, allowed)
     if _indexed(run.data, tokenizer, tokens) != index:
         raise ValueError(
             f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "

@@ -14,8 +14,8 @@ import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from dtfm.installed import install_line
-from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
-from dtfm.protos.run_file.records import MESSAGES
+from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded, is_url
+from dtfm.protos.run_file.records import HUB, MESSAGES, STANDARD_LIBRARY
 from dtfm.protos.run_file.trackers import MOST_TRACKERS, Destination, read_destination
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
@@ -109,11 +109,31 @@ class Data(Table):
     """The text to train on. Every node reads it for itself, so every node must be able to reach it."""
 
     source: str = Field(
-        default="python-stdlib",
+        default=STANDARD_LIBRARY,
         min_length=1,
         max_length=4096,
-        description='"python-stdlib" (the source text of the installed Python), a glob of .txt or .jsonl files, or "hf:NAME" or '
-        '"hf:NAME:CONFIG", a data set on the Hugging Face hub.',
+        description='"python-stdlib" (the source text of the installed Python), a path or a glob of .txt, .jsonl, .csv or '
+        ".parquet files, also as .gz or .zst, a URL of such files (its kinds are those of `checkpoint.uri`), or "
+        '"hf:NAME[:CONFIG][@REVISION]", a data set on the Hugging Face hub.',
+    )
+    split: str = Field(
+        default="train",
+        min_length=1,
+        max_length=256,
+        description="For data sets of the hub: the split that is trained on.",
+    )
+    limit: int = Field(
+        default=0, ge=0, le=2**53, description="The number of documents, from the first on, that are read. 0: all."
+    )
+    held_out: str = Field(
+        default="",
+        max_length=4096,
+        description="A source of held-out samples alone, as in `source`. Then all samples of `source` are trained on.",
+    )
+    held_out_split: str = Field(
+        default="",
+        max_length=256,
+        description="For data sets of the hub: the split of held-out samples, of `held_out` or, without it, of `source`.",
     )
     tokenizer: str = Field(
         default="",
@@ -126,15 +146,22 @@ class Data(Table):
         default="text",
         min_length=1,
         max_length=256,
-        description='For .jsonl files and data sets of the hub: the field that holds the text. "messages" holds conversations '
-        '(messages with "role" and "content"). The tokenizer\'s chat template renders them, and the run learns only the '
-        "assistant's words.",
+        description='For records, as of .jsonl files and data sets of the hub: the field that holds the text. "messages" '
+        'holds conversations (messages with "role" and "content"). The tokenizer\'s chat template renders them, and the run '
+        "learns only the assistant's words.",
     )
     evaluation_fraction: float = Field(
         default=0.05,
         gt=0,
         lt=1,
-        description="Fraction of the samples that the run holds out for evaluation and never trains on.",
+        description="Fraction of the samples that the run holds out for evaluation and never trains on, unless these have a "
+        "source or a split of their own.",
+    )
+    template: str = Field(
+        default="",
+        max_length=65536,
+        description='A text with names of fields in braces, like "Question: {question} Answer: {answer}". It makes the text of '
+        "each record, in place of `text_field`.",
     )
     isolate_documents: bool = Field(
         default=False,
@@ -142,6 +169,34 @@ class Data(Table):
         "It needs a model family that is known to support this, and a tokenizer with an end-of-text token. It is not for "
         "conversations. With it every node keeps the tokens; without it, only nodes of the first and the last stage do.",
     )
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The key and the place of each source."""
+        return [("data.source", self.source), *([("data.held_out", self.held_out)] if self.held_out else [])]
+
+    @field_validator("source", "held_out")
+    @classmethod
+    def _source_usable(cls, source: str) -> str:
+        if is_url(source) and not source.startswith((HUB, "module:")):
+            check_url(source)
+        return source
+
+    @field_validator("held_out_split")
+    @classmethod
+    def _split_of_a_data_set(cls, split: str, info: ValidationInfo) -> str:
+        if split and not (info.data.get("held_out") or info.data.get("source", HUB)).startswith(HUB):
+            raise ValueError(f'is for data sets of the hub ("{HUB}NAME"); leave it out, or name files in data.held_out')
+        return split
+
+    @field_validator("template")
+    @classmethod
+    def _template_names_fields(cls, template: str, info: ValidationInfo) -> str:
+        if template and not re.search(r"\{[^{}]+\}", template):
+            raise ValueError('must name a field in braces, like "{question} {answer}"')
+        if template and info.data.get("text_field") == MESSAGES:
+            raise ValueError(f'cannot be used with text_field = "{MESSAGES}", whose template is the tokenizer\'s')
+        return template
 
     @field_validator("isolate_documents")
     @classmethod

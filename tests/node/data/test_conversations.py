@@ -22,7 +22,7 @@ from dtfm.node.data import tokens
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.messages import conversation_of
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.data.sources import conversations
+from dtfm.node.data.sources import Source, conversations
 from dtfm.node.data.tokenizer import load_tokenizer
 from dtfm.protos import plan_pb2
 from tests.tokenizer import TURNS, add_tokens, change_config, make_metaspace_tokenizer, make_tokenizer
@@ -104,7 +104,7 @@ def load(folder: Path, tokenizer: str, *records: object, length: int = LENGTH) -
 def read(folder: Path, tokenizer: str, *records: object) -> list[tuple[int, bool]]:
     """The ids of all records in order, and whether each is learnt."""
     loaded = load_tokenizer(tokenizer)
-    made = tokens.conversation_tokens(conversations(write(folder, *records)), loaded)
+    made = tokens.conversation_tokens(conversations(Source(write(folder, *records), "messages")), loaded)
     return [(int(id) % loaded.size, bool(id < loaded.size)) for each in made for id in each]
 
 
@@ -239,7 +239,7 @@ def test_a_folder_of_the_package_datasets_gives_no_key_that_a_record_has_not(tmp
     other = {"type": "function", "function": {"name": "ring", "arguments": {"times": 3}}}
     talks = [[message("user", "Call."), message("assistant", "", tool_calls=[call])] for call in (CALL, other)]
     (folder / "train.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    made = tokens.conversation_tokens(conversations(f"hf:{folder}"), load_tokenizer(metaspace))
+    made = tokens.conversation_tokens(conversations(Source(f"hf:{folder}", "messages")), load_tokenizer(metaspace))
     size = load_tokenizer(metaspace).size
     found = [int(id) % size for each in made for id in each]
     first, second = ([id for id, _ in judged(metaspace, talk)] for talk in talks)

@@ -191,7 +191,7 @@ def test_an_index_that_lies_is_not_believed(
 def test_an_index_that_agrees_with_its_fingerprint_and_not_with_the_run_is_not_used(
     run: plan_pb2.Run, caplog: pytest.LogCaptureFixture, change: dict[str, Any], named: str
 ) -> None:
-    good = index_of(np.frombuffer(TEXT.encode(), dtype=np.uint8), 16, 0.1)
+    good = index_of([np.frombuffer(TEXT.encode(), dtype=np.uint8)], 16, 0.1)
     bad = replace(good, **change)
     write(f"{PLACE}/data-{bad.fingerprint.hex()[:32]}", "index.json", bad.content)
     assert find(PLACE, bad.fingerprint, 16, 0.1) is None
@@ -217,8 +217,8 @@ def test_what_was_published_and_is_wrong_does_not_make_up_for_another_source(run
 @pytest.mark.parametrize("dtype", ["<u1", "<u2", "<u4"])
 def test_tokens_of_every_width_come_back(run: plan_pb2.Run, dtype: str) -> None:
     tokens = np.arange(700).astype(dtype)
-    index = index_of(tokens, 10, 0.1)
-    publish(PLACE, index, tokens)
+    index = index_of([tokens], 10, 0.1)
+    publish(PLACE, index, [tokens])
     assert find(PLACE, index.fingerprint, 10, 0.1) == index
     with fsspec.open("memory://run/whole", "wb") as file:
         published.fetch(PLACE, index, file)
@@ -228,11 +228,14 @@ def test_tokens_of_every_width_come_back(run: plan_pb2.Run, dtype: str) -> None:
 def test_the_fingerprint_is_of_all_that_decides_the_samples() -> None:
     tokens = np.arange(100, dtype=np.uint8)
     different: list[TokenIndex] = [
-        index_of(tokens, 10, 0.1),
-        index_of(tokens, 11, 0.1),
-        index_of(tokens, 10, 0.2),
-        index_of(tokens[:-1], 10, 0.1),
-        index_of(tokens[::-1].copy(), 10, 0.1),
-        index_of(tokens.astype(np.uint16), 10, 0.1),
+        index_of([tokens], 10, 0.1),
+        index_of([tokens], 11, 0.1),
+        index_of([tokens], 10, 0.2),
+        index_of([tokens[:-1]], 10, 0.1),
+        index_of([tokens[::-1].copy()], 10, 0.1),
+        index_of([tokens.astype(np.uint16)], 10, 0.1),
+        index_of([tokens[:50], tokens[50:]], 10, 0.1),
+        index_of([tokens[:60], tokens[60:]], 10, 0.1),
+        index_of([tokens[:60], tokens[60:]], 10, 0.1, held_out_apart=True),
     ]
     assert len({index.fingerprint for index in different}) == len(different)
