@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -42,7 +43,22 @@ class Run(_message.Message):
         pretrained: str
         def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ...) -> None: ...
     class Data(_message.Message):
-        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split")
+        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split", "sources")
+        class Source(_message.Message):
+            __slots__ = ("source", "weight", "text_field", "template", "split", "limit")
+            SOURCE_FIELD_NUMBER: _ClassVar[int]
+            WEIGHT_FIELD_NUMBER: _ClassVar[int]
+            TEXT_FIELD_FIELD_NUMBER: _ClassVar[int]
+            TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+            SPLIT_FIELD_NUMBER: _ClassVar[int]
+            LIMIT_FIELD_NUMBER: _ClassVar[int]
+            source: str
+            weight: float
+            text_field: str
+            template: str
+            split: str
+            limit: int
+            def __init__(self, source: _Optional[str] = ..., weight: _Optional[float] = ..., text_field: _Optional[str] = ..., template: _Optional[str] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         TOKENIZER_FIELD_NUMBER: _ClassVar[int]
         SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +70,7 @@ class Run(_message.Message):
         TEMPLATE_FIELD_NUMBER: _ClassVar[int]
         HELD_OUT_FIELD_NUMBER: _ClassVar[int]
         HELD_OUT_SPLIT_FIELD_NUMBER: _ClassVar[int]
+        SOURCES_FIELD_NUMBER: _ClassVar[int]
         source: str
         tokenizer: str
         sequence_length: int
@@ -65,7 +82,8 @@ class Run(_message.Message):
         template: str
         held_out: str
         held_out_split: str
-        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ...) -> None: ...
+        sources: _containers.RepeatedCompositeFieldContainer[Run.Data.Source]
+        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Run.Data.Source, _Mapping]]] = ...) -> None: ...
     class Train(_message.Message):
         __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token")
         STEPS_FIELD_NUMBER: _ClassVar[int]

@@ -67,8 +67,9 @@ def check_places(run: Run, allowed: Sequence[str]) -> None:
 
 def places_of(data: Run.Data) -> list[tuple[str, str]]:
     """The run file's key, and the place, of each source of the data."""
+    several = [(f"data.sources[{number}].source", each.source) for number, each in enumerate(data.sources)]
     held_out = [("data.held_out", data.held_out)] if data.held_out else []
-    return [("data.source", data.source), *held_out]
+    return [*(several or [("data.source", data.source)]), *held_out]
 
 
 def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:

@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 
 from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
-from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
-from dtfm.node.data.sources import Reading, Source, held_out_of, sources_of
+from dtfm.node.data.samples import (
+    NOT_LEARNT,
+    Sample,
+    held_out,
+    held_out_count,
+    mixed_samples,
+    positions_in_documents,
+    training_samples,
+)
+from dtfm.node.data.sources import Reading, Source, held_out_of, named, sources_of
 from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
 from dtfm.node.data.tokens import read_tokens, stored
 from dtfm.node.data.user_code import import_allowed
@@ -58,24 +66,50 @@ class Data(ABC):
     was_read: bool = True
     """This node has read the source itself, so that it vouches for the fingerprint."""
 
-    def __init__(self, count: int, evaluation_fraction: float, apart: int = 0) -> None:
-        """``count``: of all samples. ``apart``: the last of them that are held out, and no others; 0: a fraction of all is."""
-        self._count, self._evaluation_fraction, self._apart = count, evaluation_fraction, apart
+    def __init__(
+        self, counts: Sequence[int], evaluation_fraction: float, apart: int = 0, weights: Sequence[float] = (1.0,)
+    ) -> None:
+        """``counts``: the samples of each source, which has this weight. ``apart``: the number of samples of a last source, which
+        are held out, and no others; 0: a fraction of each source is."""
+        self._counts, self._evaluation_fraction, self._apart, self._weights = (
+            counts,
+            evaluation_fraction,
+            apart,
+            weights,
+        )
 
     @cached_property
     def _parts(self) -> tuple[Indices, Indices]:
-        """The samples for training and for evaluation. Made only when needed: some nodes only count."""
+        """The samples for training, source by source, and for evaluation. Made only when needed: some nodes only count."""
         if self._apart:
-            return np.arange(self.training_count), np.arange(self.training_count, self._count)
-        return held_out(self._count, self._evaluation_fraction)
+            return np.arange(self.training_count), np.arange(self.training_count, self.training_count + self._apart)
+        training, evaluation, before = list[Indices](), list[Indices](), 0
+        for count in self._counts:
+            for part, mine in zip((training, evaluation), held_out(count, self._evaluation_fraction), strict=True):
+                part.append(mine + before)
+            before += count
+        return np.concatenate(training), np.concatenate(evaluation)
+
+    @property
+    def _of_sources(self) -> list[int]:
+        """The training samples of each source."""
+        fraction = self._evaluation_fraction
+        return [each - (0 if self._apart else held_out_count(each, fraction)) for each in self._counts]
 
     @property
     def training_count(self) -> int:
-        return self._count - self.evaluation_count
+        return sum(self._of_sources)
 
     @property
     def evaluation_count(self) -> int:
-        return self._apart or held_out_count(self._count, self._evaluation_fraction)
+        return self._apart or sum(self._counts) - self.training_count
+
+    def training_samples(self, seed: int, number: int, micro_batch: int) -> Indices:
+        """The training samples of a micro-batch of the run, for `training_batch`."""
+        if len(self._counts) == 1:
+            return training_samples(seed, number, micro_batch=micro_batch, count=self.training_count)
+        mixed = {"counts": self._of_sources, "weights": self._weights}
+        return mixed_samples(seed, number, micro_batch=micro_batch, **mixed)
 
     def training_batch(self, indices: Indices) -> Batch:
         """Inputs [b, *sample.shape] and labels ([b, s] for text, [b] for classes) of training samples, on the CPU."""
@@ -130,12 +164,15 @@ class TokenWindows(Data):
         *,
         sample: Sample,
         is_marked: bool,
+        weights: Sequence[float] = (1.0,),
     ) -> None:
         """``tokens`` returns the tokens of the ``index``'s sources. It is called when they are first needed: now, unless the
-        run's members have ``agreed`` on the data before. ``is_marked``: tokens that are not learnt are stored as such."""
+        run's members have ``agreed`` on the data before. ``is_marked``: tokens that are not learnt are stored as such.
+        ``weights``: of the sources, except one of held-out samples."""
         length = index.sequence_length
         samples = samples_of(index)
-        super().__init__(sum(samples), index.evaluation_fraction, samples[-1] if index.held_out_apart else 0)
+        apart = samples.pop() if index.held_out_apart else 0
+        super().__init__(samples, index.evaluation_fraction, apart, weights)
         self.sample = sample
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
@@ -220,7 +257,7 @@ class TensorPairs(Data):
     """Inputs and labels made by a user's function."""
 
     def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, evaluation_fraction: float) -> None:
-        super().__init__(len(inputs), evaluation_fraction)
+        super().__init__([len(inputs)], evaluation_fraction)
         self.sample = Sample(tuple(inputs.shape[1:]), inputs.dtype)
         self.tokens_per_sample = 1
         self.tokenizer = None
@@ -295,13 +332,15 @@ def load_data(
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     sample, tokenizer = text_sample(data)
+    weights = [source.weight for source in sources_of(data)]
     if agreed is not None and not run.checkpoint.uri.startswith(COORDINATOR):  # there, nobody publishes
         apart, of_run = held_out_of(data) is not None, (data.sequence_length, data.evaluation_fraction)
         number = len(_all_sources(data))
         published = find(run.checkpoint.uri, agreed.fingerprint, *of_run, number, held_out_apart=apart)
         if published is not None:
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
-            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, is_marked=_is_marked(data))
+            made = partial(TokenWindows, published, tokens_later, tokenizer, agreed)
+            return made(sample=sample, is_marked=_is_marked(data), weights=weights)
     tokens = _read(data, tokenizer, cache, allowed, reading)
     index = _indexed(data, tokenizer, tokens)
     least = 1 if index.held_out_apart else 2
@@ -313,7 +352,7 @@ def load_data(
                 f"{source.key}: {source.place!r} has {len(mine)} tokens, too few for {wanted} of data.sequence_length "
                 f"{data.sequence_length} with something to learn{both}; give more text or a shorter length"
             )
-    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data))
+    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data), weights=weights)
 
 
 def _all_sources(data: plan_pb2.Run.Data) -> list[Source]:
@@ -369,11 +408,11 @@ def _fetched(
         whole = stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
         return np.split(whole, np.cumsum(index.parts)[:-1]) if index.parts else [whole]
     except Exception as problem:  # whatever the file system raises
-        log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
+        log.warning("the published tokens cannot be used (%s); reading %s instead", problem, named(run.data))
     tokens = _read(run.data, tokenizer, cache, allowed)
     if _indexed(run.data, tokenizer, tokens) != index:
         raise ValueError(
-            f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "
+            f"data.source: {named(run.data)!r} has other text here than where the run began, and the tokens that were published "
             f"beside {run.checkpoint.uri} cannot be used; give this node the same files"
         )
     return tokens

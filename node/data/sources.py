@@ -44,6 +44,8 @@ class Source:
     """A text with fields' names in braces. It makes the text of a record, in place of text_field. Empty: there is none."""
     key: str = "data.source"
     """The run file's key that names the place, for errors."""
+    weight: float = 1.0
+    """The part of all samples that come from it is this, divided by the sum of all sources' weights."""
 
     @property
     def talks(self) -> bool:
@@ -63,9 +65,25 @@ class Source:
 
 def sources_of(data: Run.Data) -> list[Source]:
     """The sources that a run trains on."""
+    if not data.sources:
+        return [Source(data.source, data.text_field, data.split or "train", data.limit, data.template)]
     return [
-        Source(data.source, data.text_field, data.split or "train", data.limit, data.template),
+        Source(
+            each.source,
+            each.text_field,
+            each.split,
+            each.limit,
+            each.template,
+            f"data.sources[{number}].source",
+            each.weight,
+        )
+        for number, each in enumerate(data.sources)
     ]
+
+
+def named(data: Run.Data) -> str:
+    """The places of its sources, for people."""
+    return ", ".join(source.place for source in sources_of(data))
 
 
 def held_out_of(data: Run.Data) -> Source | None:

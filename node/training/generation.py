@@ -16,7 +16,7 @@ import torch
 from dtfm.kernels.codec import Codec, Encoded, codec_named, encode, encoded_bytes
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch, Indices
-from dtfm.node.data.samples import evaluation_samples, training_samples
+from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.host.work import WORK
 from dtfm.node.model.layer_memory import layer_memory
@@ -422,8 +422,8 @@ class Generation:
 
     def _samples(self, number: int) -> Indices:
         """The training samples of a micro-batch of the run."""
-        micro_batch, count = self._loaded.run.train.micro_batch, self._loaded.data.training_count
-        return training_samples(self._loaded.run.seed, number, micro_batch=micro_batch, count=count)
+        run = self._loaded.run
+        return self._loaded.data.training_samples(run.seed, number, run.train.micro_batch)
 
     def _training_batch(self, of_step: Sequence[int], number: int) -> Batch:
         """``of_step``: which micro-batches of the run a step has."""

@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
-from dtfm.protos.run_file.records import MESSAGES
 from dtfm.protos.run_file.tables import (
     Checkpoint,
     Cluster,
@@ -64,7 +63,7 @@ class RunFile(Table):
         data = info.data.get("data")
         if train.loss_per != "auto" or data is None:
             return train
-        return train.model_copy(update={"loss_per": "token" if data.text_field == MESSAGES else "sample"})
+        return train.model_copy(update={"loss_per": "token" if data.talks else "sample"})
 
     @field_validator("cluster")
     @classmethod

@@ -21,6 +21,9 @@ from dtfm.protos.run_file.trackers import MOST_TRACKERS, Destination, read_desti
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
 ExchangeCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "topk"]
 
+MOST_SOURCES = 64
+LEAST_WEIGHT = 1e-6
+
 MOST_HELD_OUT = 1 << 18
 """Held-out micro-batches in an evaluation: a node reports the loss of each in one message."""
 
@@ -105,6 +108,60 @@ class Model(Table):
         return module
 
 
+def _usable(source: str) -> str:
+    if is_url(source) and not source.startswith((HUB, "module:")):
+        check_url(source)
+    return source
+
+
+def _names_fields(template: str, text_field: str) -> str:
+    if template and not re.search(r"\{[^{}]+\}", template):
+        raise ValueError('must name a field in braces, like "{question} {answer}"')
+    if template and text_field == MESSAGES:
+        raise ValueError(f'cannot be used with text_field = "{MESSAGES}", whose template is the tokenizer\'s')
+    return template
+
+
+class OneSource(Table):
+    """One of several sources, in place of `data.source`, each in a table of its own. Samples of all sources are mixed by weight.
+    A source begins again when it ends, and each of its samples comes once before any comes again.
+    """
+
+    source: str = Field(min_length=1, max_length=4096, description="As in `[data]`.")
+    weight: float = Field(
+        default=1.0,
+        description="The part of all samples that come from this source is its weight, divided by the sum of all weights.",
+    )
+    text_field: str = Field(default="text", min_length=1, max_length=256, description="As in `[data]`.")
+    template: str = Field(default="", max_length=65536, description="As in `[data]`.")
+    split: str = Field(default="train", min_length=1, max_length=256, description="As in `[data]`.")
+    limit: int = Field(default=0, ge=0, le=2**53, description="As in `[data]`.")
+
+    @field_validator("source")
+    @classmethod
+    def _source_usable(cls, source: str) -> str:
+        if source.startswith("module:"):
+            raise ValueError(
+                "a function makes its samples itself, which cannot be mixed with others; name it in data.source"
+            )
+        return _usable(source)
+
+    @field_validator("weight")
+    @classmethod
+    def _weight_counts(cls, weight: float, info: ValidationInfo) -> float:
+        if not LEAST_WEIGHT <= weight <= 1 / LEAST_WEIGHT:
+            raise ValueError(
+                f"of the source {info.data.get('source')!r} must be a number from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}; to "
+                "do without the source, remove its table"
+            )
+        return weight
+
+    @field_validator("template")
+    @classmethod
+    def _template_names_fields(cls, template: str, info: ValidationInfo) -> str:
+        return _names_fields(template, info.data.get("text_field", ""))
+
+
 class Data(Table):
     """The text to train on. Every node reads it for itself, so every node must be able to reach it."""
 
@@ -124,16 +181,6 @@ class Data(Table):
     )
     limit: int = Field(
         default=0, ge=0, le=2**53, description="The number of documents, from the first on, that are read. 0: all."
-    )
-    held_out: str = Field(
-        default="",
-        max_length=4096,
-        description="A source of held-out samples alone, as in `source`. Then all samples of `source` are trained on.",
-    )
-    held_out_split: str = Field(
-        default="",
-        max_length=256,
-        description="For data sets of the hub: the split of held-out samples, of `held_out` or, without it, of `source`.",
     )
     tokenizer: str = Field(
         default="",
@@ -163,6 +210,21 @@ class Data(Table):
         description='A text with names of fields in braces, like "Question: {question} Answer: {answer}". It makes the text of '
         "each record, in place of `text_field`.",
     )
+    sources: list[OneSource] = Field(
+        default=[],
+        max_length=MOST_SOURCES,
+        description="Several sources in place of `source`, see `[[data.sources]]`. `held_out` is then read as the first of them.",
+    )
+    held_out: str = Field(
+        default="",
+        max_length=4096,
+        description="A source of held-out samples alone, as in `source`. Then all samples of `source` are trained on.",
+    )
+    held_out_split: str = Field(
+        default="",
+        max_length=256,
+        description="For data sets of the hub: the split of held-out samples, of `held_out` or, without it, of `source`.",
+    )
     isolate_documents: bool = Field(
         default=False,
         description="Whether attention stops at the borders of documents that share a sample. Positions begin again there. "
@@ -173,35 +235,46 @@ class Data(Table):
     @property
     def places(self) -> list[tuple[str, str]]:
         """The key and the place of each source."""
-        return [("data.source", self.source), *([("data.held_out", self.held_out)] if self.held_out else [])]
+        several = [(f"data.sources[{number}].source", each.source) for number, each in enumerate(self.sources)]
+        held_out = [("data.held_out", self.held_out)] if self.held_out else []
+        return [*(several or [("data.source", self.source)]), *held_out]
+
+    @property
+    def talks(self) -> bool:
+        """Whether some source has conversations."""
+        return MESSAGES in {self.text_field, *(each.text_field for each in self.sources)}
 
     @field_validator("source", "held_out")
     @classmethod
     def _source_usable(cls, source: str) -> str:
-        if is_url(source) and not source.startswith((HUB, "module:")):
-            check_url(source)
-        return source
-
-    @field_validator("held_out_split")
-    @classmethod
-    def _split_of_a_data_set(cls, split: str, info: ValidationInfo) -> str:
-        if split and not (info.data.get("held_out") or info.data.get("source", HUB)).startswith(HUB):
-            raise ValueError(f'is for data sets of the hub ("{HUB}NAME"); leave it out, or name files in data.held_out')
-        return split
+        return _usable(source)
 
     @field_validator("template")
     @classmethod
     def _template_names_fields(cls, template: str, info: ValidationInfo) -> str:
-        if template and not re.search(r"\{[^{}]+\}", template):
-            raise ValueError('must name a field in braces, like "{question} {answer}"')
-        if template and info.data.get("text_field") == MESSAGES:
-            raise ValueError(f'cannot be used with text_field = "{MESSAGES}", whose template is the tokenizer\'s')
-        return template
+        return _names_fields(template, info.data.get("text_field", ""))
+
+    @field_validator("sources")
+    @classmethod
+    def _in_place_of_source(cls, sources: list[OneSource], info: ValidationInfo) -> list[OneSource]:
+        for name in ("source", "split", "limit", "text_field", "template") if sources else ():
+            if info.data.get(name) != cls.model_fields[name].default:
+                raise ValueError(f"each source has a table with its own keys; move data.{name} into one")
+        return sources
+
+    @field_validator("held_out_split")
+    @classmethod
+    def _split_of_a_data_set(cls, split: str, info: ValidationInfo) -> str:
+        of = next((each.source for each in info.data.get("sources", ())), info.data.get("source", HUB))
+        if split and not (info.data.get("held_out") or of).startswith(HUB):
+            raise ValueError(f'is for data sets of the hub ("{HUB}NAME"); leave it out, or name files in data.held_out')
+        return split
 
     @field_validator("isolate_documents")
     @classmethod
     def _isolation_fits(cls, isolated: bool, info: ValidationInfo) -> bool:
-        if isolated and info.data.get("text_field") == MESSAGES:
+        fields = {info.data.get("text_field"), *(each.text_field for each in info.data.get("sources", ()))}
+        if isolated and MESSAGES in fields:
             raise ValueError(
                 "is for text: turns of conversations often end with the token that ends a document; leave it out"
             )

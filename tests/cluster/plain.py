@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.data.dataset import Data, load_data
-from dtfm.node.data.samples import evaluation_samples, training_samples
+from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
@@ -215,8 +215,7 @@ def held_out_loss(run: Run, data: Data, module: Any, count: int, device: torch.d
 
 def batch(run: Run, data: Data, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The inputs and labels of one of the run's micro-batches."""
-    count = data.training_count
-    return data.training_batch(training_samples(run.seed, number, micro_batch=run.train.micro_batch, count=count))
+    return data.training_batch(data.training_samples(run.seed, number, run.train.micro_batch))
 
 
 def whole_batch(run: Run, data: Data, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

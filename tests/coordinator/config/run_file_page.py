@@ -68,6 +68,8 @@ def run_file_page() -> str:
     for name, field in RunFile.model_fields.items():
         if (table := _table(field)) is not None:
             sections.append(_section(f"`[{name}]`", table))
+            lists = {key: _listed(each) for key, each in table.model_fields.items()}
+            sections += [_section(f"`[[{name}.{key}]]`", each) for key, each in lists.items() if each is not None]
     return "\n".join([_INTRODUCTION, *sections])
 
 
@@ -77,12 +79,19 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
     return table if isinstance(table, type) and issubclass(table, BaseModel) else None
 
 
+def _listed(field: FieldInfo) -> type[BaseModel] | None:
+    """The table of which a key has a list, or None."""
+    arguments = get_args(field.annotation) if get_origin(field.annotation) is list else ()
+    table = arguments[0] if arguments else None
+    return table if isinstance(table, type) and issubclass(table, BaseModel) else None
+
+
 def _section(title: str, table: type[BaseModel]) -> str:
     rows = ["| Key | Type | Default | Bounds | Description |", "|---|---|---|---|---|"]
     for name, field in table.model_fields.items():
         if _table(field) is None:
             description, derived = _description(field)
-            default = derived or f"`{json.dumps(field.default)}`"
+            default = derived or ("must be given" if field.is_required() else f"`{json.dumps(field.default)}`")
             cells = (f"`{name}`", _type(field.annotation), default, _bounds(field), description)
             rows.append("| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |")
     return "\n".join([f"## {title}", "", inspect.getdoc(table) or "", "", *rows, ""])
@@ -100,6 +109,8 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in get_args(annotation))
     if origin in (Union, UnionType):
         return " or ".join(_type(part) for part in get_args(annotation))
+    if origin is list and get_args(annotation)[0] not in _TYPES:
+        return "list of tables"
     if origin is list:
         return f"list of {_type(get_args(annotation)[0])}s"
     return _TYPES[origin or annotation]
@@ -107,6 +118,8 @@ def _type(annotation: Any) -> str:
 
 def _bounds(field: FieldInfo) -> str:
     values = [(text, getattr(bound, name, None)) for bound in field.metadata for name, text in _BOUNDS.items()]
+    if (get_origin(field.annotation) or field.annotation) in (list, dict):
+        values = [(text.replace("characters", "entries"), value) for text, value in values]
     return ", ".join(text.format(_number(value)) for text, value in values if value is not None)
 
 

@@ -19,13 +19,14 @@ import pyarrow.parquet
 import pytest
 
 from dtfm.node.data.allowed import EVERYTHING, check_places, read_allowed
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Agreed, Data, load_data
 from dtfm.node.data.problems import Withheld
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.samples import training_samples
 from dtfm.node.data.sources import Source, conversations, documents
 from dtfm.protos.places import hub_name
 from dtfm.protos.plan_pb2 import Run
+from tests.tokenizer import change_config, make_tokenizer
 
 TEXTS = ["the first\r\nof all", "été, €", "", 'a "third", with\na line']
 RECORDS = [{"number": number, "body": text} for number, text in enumerate(TEXTS)]
@@ -296,3 +297,79 @@ def test_a_url_that_is_reached_with_this_machines_keys_takes_leave(key: str) -> 
     with pytest.raises(ValueError, match=rf"^data.{key}: .* --allow-data 's3://bucket/texts/\*.jsonl'$"):
         check_places(run, ())
     check_places(run, read_allowed(["s3://bucket"]))
+
+
+def several(*sources: Run.Data.Source, **data: Any) -> Data:
+    for source in sources:
+        source.text_field, source.split = source.text_field or "text", "train"
+        source.weight = source.weight or 1.0
+    return run_of(source="python-stdlib", sources=sources, **data)
+
+
+def drawn(data: Data, micro_batches: int) -> list[bytes]:
+    batches = [data.training_batch(data.training_samples(1, number, 10))[0] for number in range(micro_batches)]
+    return [bytes(row.tolist()) for batch in batches for row in batch]
+
+
+def test_several_sources_are_mixed_by_weight_and_each_passes_once_before_it_begins_again(tmp_path: Path) -> None:
+    one = Run.Data.Source(source=file("one.txt", bytes(range(128)) * 50)(tmp_path), weight=3)
+    other = Run.Data.Source(source=file("b.jsonl", as_jsonl([{"x": "OTHER"}] * 200))(tmp_path), template="<{x}>")
+    data = several(one, other)
+    rows = drawn(data, 60)
+    mine = [row for row in rows if b"OTHE" not in row]
+    assert 0.70 < len(mine) / len(rows) < 0.80
+    assert data.training_count == sum(data._of_sources)
+    inputs, _ = data.training_batch(np.arange(data.training_count))
+    assert len(inputs) == data.training_count
+    held_out = held_out_texts(data)
+    assert "<OTHER>" in held_out
+    assert "\x01\x02" in held_out
+    assert data.fingerprint == several(one, other).fingerprint != several(other, one).fingerprint
+
+
+def test_a_source_of_text_may_stand_beside_conversations(tmp_path: Path) -> None:
+    tokenizer = change_config(
+        Path(make_tokenizer(tmp_path / "tokenizer", "so many words, and so few letters")),
+        chat_template="{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}",
+    )
+    talk = {"messages": [{"role": "user", "content": "many? " * 20}, {"role": "assistant", "content": "few " * 20}]}
+    talks = Run.Data.Source(source=file("a.jsonl", as_jsonl([talk] * 20))(tmp_path), text_field="messages")
+    text = Run.Data.Source(source=file("a.txt", b"so many words " * 200)(tmp_path))
+    data = several(talks, text, tokenizer=tokenizer)
+    of_talks, of_text = data._of_sources
+    learnt = [data.training_learnt(np.array([number])) for number in range(data.training_count)]
+    assert min(learnt[:of_talks]) < 16
+    assert learnt[of_talks:] == [16] * of_text
+
+
+@pytest.mark.parametrize("content", [b"", b"too few"])
+def test_a_source_without_samples_is_named(tmp_path: Path, content: bytes) -> None:
+    one = Run.Data.Source(source=file("one.txt", b"text " * 50)(tmp_path))
+    empty = Run.Data.Source(source=file("empty.txt", content)(tmp_path))
+    with pytest.raises(ValueError, match=r"data.sources\[1\].source: '.*empty.txt' has \d tokens, too few"):
+        several(one, empty)
+
+
+def test_a_newcomer_fetches_the_tokens_of_several_sources(tmp_path: Path) -> None:
+    one = Run.Data.Source(source=file("one.txt", b"text of one " * 50)(tmp_path), weight=2)
+    other = Run.Data.Source(source=file("other.txt", b"and of another " * 50)(tmp_path), weight=1)
+    held_out = file("held_out.txt", b"held out " * 20)(tmp_path)
+    founder = several(one, other, held_out=held_out)
+    founder.publish(str(tmp_path / "checkpoints"))
+    data = Run.Data(
+        source="python-stdlib", sources=[one, other], held_out=held_out, tokenizer="bytes", sequence_length=16
+    )
+    data.evaluation_fraction = 0.1
+    run = Run(data=data, checkpoint=Run.Checkpoint(uri=str(tmp_path / "checkpoints")))
+    for path in (one.source, other.source, held_out):
+        Path(path).unlink()
+    newcomer = load_data(run, agreed=Agreed(founder.fingerprint, founder.unigram_entropy))
+    assert not newcomer.was_read
+    assert drawn(newcomer, 20) == drawn(founder, 20)
+    assert held_out_texts(newcomer) == held_out_texts(founder)
+
+
+def test_each_place_of_several_takes_leave(tmp_path: Path) -> None:
+    data = Run.Data(source="python-stdlib", sources=[Run.Data.Source(source=place) for place in ("/etc/a", "/etc/b")])
+    with pytest.raises(ValueError, match=r"data.sources\[0\].source: .*\ndata.sources\[1\].source: .*'/etc/b'"):
+        check_places(Run(data=data, checkpoint=Run.Checkpoint(uri="coordinator:")), ())
