@@ -18,7 +18,8 @@ import torch
 from dtfm.compiled_code import compile_apart
 from dtfm.kernels.with_cupy import prepare
 from dtfm.node.data.allowed import Allowed, check_places
-from dtfm.node.data.dataset import Agreed, Data, is_text, load_data, text_sample
+from dtfm.node.data.dataset import Agreed, Data
+from dtfm.node.data.load import is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.sources import named

@@ -20,7 +20,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.kernels.codec import Codec, decode, encode
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.load import load_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.protos.plan_pb2 import FP64, Run
 from tests.cluster.plain import Changes, adamw_of, changed, mean_loss, update, whole_batch, whole_model
 

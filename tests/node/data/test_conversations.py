@@ -19,7 +19,8 @@ from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from dtfm.node.data import tokens
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.messages import conversation_of
 from dtfm.node.data.samples import NOT_LEARNT
 from dtfm.node.data.sources import Source, conversations

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.node.data import dataset, published, tokens
-from dtfm.node.data.dataset import Agreed, Data, load_data
+from dtfm.node.data import load, published, tokens
+from dtfm.node.data.dataset import Agreed, Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.published import TokenIndex, find, index_of, publish
 from dtfm.node.data.storage import write
 from dtfm.protos import plan_pb2
@@ -96,7 +97,7 @@ def test_nothing_is_fetched_before_a_sample_is_needed(
         fetched.append(1)
         raise OSError("gone")
 
-    monkeypatch.setattr(dataset, "fetch", fail)
+    monkeypatch.setattr(load, "fetch", fail)
     data = newcomer(run, founder)
     assert (data.sample, data.tokens_per_sample, data.training_count) == (founder.sample, 16, founder.training_count)
     assert not fetched

@@ -19,7 +19,8 @@ import pyarrow.parquet
 import pytest
 
 from dtfm.node.data.allowed import EVERYTHING, check_places, read_allowed
-from dtfm.node.data.dataset import Agreed, Data, load_data
+from dtfm.node.data.dataset import Agreed, Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.problems import Withheld
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.samples import training_samples

@@ -16,7 +16,7 @@ import torch
 from transformers.loss.loss_utils import fixed_cross_entropy
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
 from dtfm.node.training.progress import Progress
 from dtfm.protos.plan_pb2 import Run

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import KEPT, Codec
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import Terms
