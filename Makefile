@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Installs what pip is given, and says what it downloads and how far it is, in few lines: each package of a megabyte or more, and
 # every five seconds the size of what is here so far. pip's temporary files lie in .venv, so that they count. Most modules are never
-# imported: Python compiles the others as they are.
+# imported: Python compiles the others as they are, once, before several processes of tests would.
 define install
 mkdir -p $(VENV)/tmp; set -o pipefail; \
 echo "  installing $(2) ..."; \
@@ -37,7 +37,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(call install,-e .,what a coordinator needs)
 	@echo "  compiling the scheduler and the kernels beside what follows (a minute or two) ..."
 	@$(BIN)/python -c "import dtfm.kernels.adamw" & kernels=$$!; $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null & scheduler=$$!; \
-	{ $(call install,-e '.[dev]',PyTorch and what tests need); } && wait $$kernels && wait $$scheduler
+	{ $(call install,-e '.[dev]',PyTorch and what tests need); } && echo "  compiling what tests import ..." && \
+	{ $(BIN)/python -m pytest --collect-only > /dev/null || true; } && wait $$kernels && wait $$scheduler
 	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 

@@ -31,7 +31,6 @@ SOURCES = (
     "protos",
     "scheduler",
 )
-pytestmark = pytest.mark.timeout(300)
 
 
 def run(*line: str | Path, at: Path, **environment: str) -> str:

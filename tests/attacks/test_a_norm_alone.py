@@ -28,6 +28,7 @@ def lied_to(folder: Path, *nodes: str) -> Cluster:
     )
 
 
+@pytest.mark.soak
 def test_where_nobody_else_is_there_for_its_stage_the_other_stage_learns_all_the_same(tmp_path: Path) -> None:
     with lied_to(tmp_path, "a", LIAR) as cluster:
         assert cluster.finish(timeout=300) == 0

@@ -26,7 +26,6 @@ def strangers(folder: Path, twist: str, names: Sequence[str], steps: int = STEPS
     )
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("names", [("a", "b", "c"), pytest.param(("ar1", "ar2", "b", "c"), marks=pytest.mark.soak)])
 def test_honest_strangers_whose_rounds_are_all_done_again_train_what_one_process_does(
     tmp_path: Path, names: Sequence[str]
@@ -44,7 +43,6 @@ def test_honest_strangers_whose_rounds_are_all_done_again_train_what_one_process
         assert not cluster.of("step_aborted")
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "twist",
     [

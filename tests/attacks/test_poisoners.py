@@ -100,6 +100,7 @@ def test_one_of_four_replicas_that_lies_is_quarantined_as_three_contradict_it(tm
         assert sentences(cluster) == [(LIAR, "AUDIT", False)]
 
 
+@pytest.mark.soak
 def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path) -> None:
     """An audit has one sum of one bucket done again, so that wrong ones may be committed before, and stay."""
     with audited(tmp_path, "adds_up_wrong", [3], (*HONEST[:2], LIAR)) as cluster:

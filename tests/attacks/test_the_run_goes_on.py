@@ -127,7 +127,8 @@ def test_who_says_that_it_loses_everybody_throws_nobody_out_and_the_others_finis
 STRANGERS = 'mode = "open"\naudit_rate = 1.0'
 
 
-@pytest.mark.parametrize("twist", [pytest.param("denies_one", marks=pytest.mark.soak), "loses_peers"])
+@pytest.mark.soak
+@pytest.mark.parametrize("twist", ["denies_one", "loses_peers"])
 def test_two_newcomers_who_name_the_same_one_throw_out_none_of_four(tmp_path: Path, twist: str) -> None:
     """Plans keep each liar apart from the nodes that it contradicts, until no node is left for it, or it is quarantined."""
     liars = {LIAR, f"{LIAR}-2"}
@@ -271,7 +272,6 @@ def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
         assert not cluster.of("plan_failed")
 
 
-@pytest.mark.timeout(240)
 def test_an_island_that_comes_out_of_an_exchange_with_another_state_is_found_and_the_others_finish(
     tmp_path: Path,
 ) -> None:

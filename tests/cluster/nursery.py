@@ -7,7 +7,8 @@ child has the nursery's sys.path and seed of string hashes. At its end it calls 
 finalising a thousand modules would take as long as a short run. So some tests still start fresh interpreters.
 
 The nursery has one thread when it forks, as that is safe from no other state: it imports modules and warms up (warm_up.py), and
-opens no connection. When the process that started it closes its socket, the nursery ends, and its children with it.
+opens no connection. The processes that run tests share a nursery, since its imports can take half a minute. When one of them
+ends, its children are killed. The nursery ends after the last one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -119,21 +121,32 @@ class Child:
 
 
 class Nursery:
-    """Starts importing at once; ``fork`` waits until it is done. For any number of threads."""
+    """Starts importing at once, unless another process has started the nursery of that ``name``; ``fork`` waits until it is done.
+    For any number of threads."""
 
-    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
+    def __init__(self, name: str, preloaded: Sequence[str] = PRELOADED) -> None:
+        address = f"\0dtfm nursery {name}"  # of Linux's abstract names, which are free again when nobody listens
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster.nursery", str(theirs.fileno()), *preloaded],
-                cwd=_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(_ROOT)},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            try:
+                listening.bind(address)
+            except OSError as problem:
+                if problem.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                listening.listen(64)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.cluster.nursery", str(listening.fileno()), *preloaded],
+                    cwd=_ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(_ROOT)},
+                    pass_fds=[listening.fileno()],
+                    start_new_session=True,
+                )
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(address)
 
     def fork(self, command: Command, stdout: int, stderr: int) -> Child:
         """Starts a child that runs ``command`` and writes to these descriptors, which the caller still has to close."""
@@ -144,23 +157,24 @@ class Nursery:
                 answer, handles, _, _ = socket.recv_fds(self._socket, _LARGEST_MESSAGE, 1)
         finally:
             os.close(writing)
-        assert answer, f"the nursery ended with {self._process.wait(10)}"
+        assert answer, "the nursery has ended"
         return Child(json.loads(answer)["pid"], handles[0], reading)
 
     def close(self) -> None:
-        """Ends the nursery and every child that still runs."""
+        """Ends the children that still run, and the nursery if no other process uses it."""
         self._socket.close()
-        self._process.wait(30)
+        if self._process is not None:
+            self._process.wait(30)
 
 
 _nursery: Nursery | None = None
 
 
 def nursery() -> Nursery:
-    """This process's nursery; the first call starts it."""
+    """The nursery of these tests: the workers of xdist share one. The first call starts it."""
     global _nursery
     if _nursery is None:
-        _nursery = Nursery()
+        _nursery = Nursery(os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid()))
     return _nursery
 
 
@@ -174,36 +188,48 @@ def close_nursery() -> None:
 # In the nursery
 
 
-def serve(connection: socket.socket) -> Callable[[], None] | None:
-    """Forks on request until the other side closes the connection, and then returns None. In a child it returns what that is to
-    run."""
+def serve(listening: socket.socket) -> Callable[[], None] | None:
+    """Forks on request until the last connection ends, and then returns None. The children of a connection that ends are killed.
+    In a child it returns what that is to run."""
     wake, awake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(awake)
     # Without a handler, nothing would be written to the wake-up descriptor.
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    reports: dict[int, int] = {}
+    connections: dict[int, socket.socket] = {}
+    children: dict[int, tuple[int, int]] = {}
+    """By process id: the descriptor for its report, and that of the connection which asked for it."""
     while True:
-        readable, _, _ = select.select([connection.fileno(), wake], [], [])
+        readable, _, _ = select.select([listening.fileno(), wake, *connections], [], [])
         if wake in readable:
             os.read(wake, 4096)
-            _reap(reports)
-        if connection.fileno() not in readable:
-            continue
-        message, received, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, 3)
-        if not message:
+            _reap(children)
+        if listening.fileno() in readable:
+            connection, _ = listening.accept()
+            connections[connection.fileno()] = connection
+        for asking in connections.keys() & set(readable):
+            message, received, _, _ = socket.recv_fds(connections[asking], _LARGEST_MESSAGE, 3)
+            if not message:
+                connections.pop(asking).close()
+                for pid in [pid for pid, (_, asked) in children.items() if asked == asking]:
+                    os.kill(pid, signal.SIGKILL)
+                    children[pid] = children[pid][0], -1
+                continue
+            stdout, stderr, report = received
+            _assert_single_threaded()
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                for inherited in (listening, *connections.values()):
+                    inherited.detach()  # the child closes all inherited descriptors
+                return _child(Command(**json.loads(message)), parent, stdout, stderr)
+            children[pid] = report, asking
+            pidfd = os.pidfd_open(pid)
+            with contextlib.suppress(BrokenPipeError):  # its next turn is its end
+                socket.send_fds(connections[asking], [json.dumps({"pid": pid}).encode()], [pidfd])
+            for descriptor in (stdout, stderr, pidfd):
+                os.close(descriptor)
+        if not connections:
             return None
-        stdout, stderr, report = received
-        _assert_single_threaded()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            connection.detach()  # the child closes all inherited descriptors
-            return _child(Command(**json.loads(message)), parent, stdout, stderr)
-        reports[pid] = report
-        pidfd = os.pidfd_open(pid)
-        socket.send_fds(connection, [json.dumps({"pid": pid}).encode()], [pidfd])
-        for descriptor in (stdout, stderr, pidfd):
-            os.close(descriptor)
 
 
 def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[[], None]:
@@ -242,13 +268,13 @@ def _enter_network(path: str) -> None:
     os.close(namespace)
 
 
-def _reap(reports: dict[int, int]) -> None:
+def _reap(children: dict[int, tuple[int, int]]) -> None:
     """Reports the exit code of every child that has ended."""
-    while reports:
+    while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        report = reports.pop(pid)
+        report, _ = children.pop(pid)
         with contextlib.suppress(BrokenPipeError):
             os.write(report, _STATUS.pack(os.waitstatus_to_exitcode(status)))
         os.close(report)
@@ -298,9 +324,9 @@ def _main() -> None:
     end = _End()
     # Ctrl-C ends the tests, which then close the socket; the nursery must not end before them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
         _preload(sys.argv[2:])
-        main = serve(connection)
+        main = serve(listening)
     if main is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         end.run(main)

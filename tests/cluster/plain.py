@@ -24,9 +24,9 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.data.user_code import import_allowed
-from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import FP64, Run
+from tests.node.load_once import load_once
 
 CPU = torch.device("cpu")
 
@@ -229,7 +229,7 @@ def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
     """The model in one piece, with a run's initial weights."""
     if run.model.pretrained:
         return AutoModelForCausalLM.from_pretrained(run.model.pretrained, dtype=torch.float32)
-    described = load_model(run.model, data.sample, allowed_modules)
+    described = load_once(run.model, data.sample, allowed_modules)
     if run.model.family == "module":
         module: Any = import_allowed(run.model.module, allowed_modules, "model.module")()
     else:

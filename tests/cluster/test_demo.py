@@ -21,7 +21,6 @@ from tests.cluster.ports import free_port
 from tests.cluster.runs import run_file
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_ends_with_what_the_model_learnt_and_commands_that_work(tmp_path: Path) -> None:
     heard: list[str] = []
     line = [sys.executable, "-m", "dtfm.coordinator.cli", "demo", "--nodes", "2", "--steps", "3"]

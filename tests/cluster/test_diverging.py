@@ -10,7 +10,7 @@ from tests.cluster.launch import Cluster
 from tests.cluster.runs import run_file
 
 
-@pytest.mark.parametrize("stages", [[1, 1], [1, 2]])
+@pytest.mark.parametrize("stages", [pytest.param([1, 1], marks=pytest.mark.soak), [1, 2]])
 def test_a_run_that_diverges_ends_by_the_name_of_its_learning_rate(tmp_path: Path, stages: list[int]) -> None:
     """Of three nodes two can train without the one that says so first, as its device may be at fault. They say it, too, and it is
     forgiven."""

@@ -21,7 +21,7 @@ config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, int
 MEMORY = "8MiB"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.soak
 def test_two_nodes_without_room_for_two_stages_trade_theirs(tmp_path: Path) -> None:
     """Each has what the other needs, and nobody else has it."""
     file = tmp_path / "given-plan"

@@ -98,7 +98,6 @@ def islands(cluster: Cluster) -> list[list[list[str]]]:
     return [*found.values()]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("nodes", "rounds"),
     [
@@ -121,7 +120,6 @@ def test_islands_train_what_one_process_with_as_many_copies_does(
         assert not any("failed" in node.errors for node in cluster.nodes.values())
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.soak
 def test_islands_that_exchange_their_largest_changes_alone_train_what_one_process_with_such_copies_does(
     tmp_path: Path,
@@ -134,11 +132,11 @@ def test_islands_that_exchange_their_largest_changes_alone_train_what_one_proces
         assert_exact_islands(cluster, tolerance=0.01)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fail("c1").at(step=6, phase=Phase.FORWARD).by(SIGKILL), marks=pytest.mark.soak),
+        fail("c1").at(step=6, phase=Phase.FORWARD).by(SIGKILL),
         fail("c1").at(step=8, phase=Phase.REDUCE).by(SIGKILL),
     ],
 )
@@ -158,7 +156,7 @@ def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Pa
         assert "standby: 6 of 6 buckets are taken over" in newcomer.errors
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.soak
 def test_rounds_begin_once_somebody_is_there_to_exchange_with_and_end_once_nobody_is(tmp_path: Path) -> None:
     with Cluster(tmp_path, text(60, rounds='"auto"', nodes=("a1",)), coordinator="tests.cluster.drawn") as cluster:
         cluster.add("a1")
@@ -180,7 +178,6 @@ def test_rounds_begin_once_somebody_is_there_to_exchange_with_and_end_once_nobod
         assert_exact_islands(cluster)
 
 
-@pytest.mark.timeout(240)
 def test_an_island_goes_on_without_a_replica_that_is_killed_and_learns_from_the_same_step_on(tmp_path: Path) -> None:
     nodes, fault = ("a1", "br1", "br2"), fail("br1").at(step=6, phase=Phase.BACKWARD).by(SIGKILL)
     run = text(12, nodes=nodes)
@@ -192,7 +189,6 @@ def test_an_island_goes_on_without_a_replica_that_is_killed_and_learns_from_the_
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
 def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_moments_of_its_layers(
     tmp_path: Path,
 ) -> None:
@@ -209,7 +205,6 @@ def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_mom
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("step", "rounds"), [(6, str(ROUNDS)), (8, '"auto"')])
 def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int, rounds: str) -> None:
     """Also where the planner has decided that there are rounds."""
@@ -223,7 +218,6 @@ def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: P
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
 def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_path: Path) -> None:
     fault = fail(COORDINATOR).at(step=30, phase=Phase.COMMIT).by(SIGKILL)
     run = text(40, checkpoint_every=8)
@@ -242,7 +236,6 @@ def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
 def test_a_copy_for_a_new_island_is_no_state_for_one_that_goes_on_from_a_snapshot(tmp_path: Path) -> None:
     """Such a copy has no weights and no moments: an island begins with the weights of its anchor."""
     hold = fail("a1").at(step=7, phase=Phase.FORWARD).by(HOLD)

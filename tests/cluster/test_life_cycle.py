@@ -108,6 +108,7 @@ def test_after_the_end_the_coordinator_stays_and_sends_home_who_comes_back(tmp_p
         assert len(cluster.of("step_committed")) == 4
 
 
+@pytest.mark.soak
 def test_a_run_gets_more_steps_while_it_goes_on_and_after_it_is_over(tmp_path: Path) -> None:
     """The learning rate is constant, so the losses equal those in a run that had this many steps from the start."""
     text = run_file(model=GPT2, stages=[1, 1], steps=10).replace(

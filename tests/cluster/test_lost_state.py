@@ -66,6 +66,7 @@ def test_all_nodes_and_their_disks_are_lost_and_an_operator_goes_on_from_the_wei
     assert cluster.check().findings == ()
 
 
+@pytest.mark.soak
 def test_a_node_with_an_older_disk_does_not_send_the_run_back_while_the_newer_disk_is_away(tmp_path: Path) -> None:
     """a is back with its disk as it was before, and c is new. b has all of a newer snapshot on its disk, and comes later."""
     text = run_file(model=GPT2, stages=[1, 1], steps=5000, storage="coordinator:", checkpoint_every=2, lease=1.0)

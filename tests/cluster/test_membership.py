@@ -104,6 +104,7 @@ def test_code_that_the_operator_did_not_allow_is_not_run(tmp_path: Path) -> None
         assert "--allow-module tests.convnet" in node.errors
 
 
+@pytest.mark.soak
 def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_why(tmp_path: Path) -> None:
     model = '[model]\nfamily = "module"\nmodule = "tests.convnet:convnet"\n'
     text = run_file(model=model, source="module:tests.convnet:images_one_of_them_broken", stages=[1, 1], steps=20)

@@ -54,7 +54,7 @@ def test_no_forked_process_outlives_the_one_that_started_the_nursery(tmp_path: P
 import os, signal
 from tests.cluster.nursery import Command, Nursery
 serve = ("serve", "--listen", "127.0.0.1:0")
-child = Nursery([{module!r}]).fork(Command({module!r}, serve, {str(tmp_path)!r}, dict(os.environ)), 2, 2)
+child = Nursery(str(os.getpid()), [{module!r}]).fork(Command({module!r}, serve, {str(tmp_path)!r}, dict(os.environ)), 2, 2)
 print(child.pid, flush=True)
 signal.pause()
 """

@@ -29,6 +29,7 @@ def refused(cluster: Cluster, *words: str) -> str:
     return process.errors
 
 
+@pytest.mark.soak
 def test_a_run_goes_back_to_a_snapshot_while_it_trains_and_to_weights_while_it_is_paused(tmp_path: Path) -> None:
     """Also over the coordinator's death: a new coordinator has only the log."""
     text = run_file(model=GPT2, stages=[1, 1], steps=STEPS, storage="coordinator:", checkpoint_every=4)

@@ -24,6 +24,7 @@ def set_all(cluster: Cluster) -> None:
         assert f"set {key} to {float(value)}, from step " in command(cluster, "set", setting)["sentence"]
 
 
+@pytest.mark.soak
 def test_all_nodes_apply_each_step_with_the_same_numbers_through_kills_and_joins(tmp_path: Path) -> None:
     """A node joins. Another dies before it hears of a commit, which the newcomer, its standby, applies. The coordinator dies with
     a commit that is written and not announced."""
@@ -53,7 +54,6 @@ def test_all_nodes_apply_each_step_with_the_same_numbers_through_kills_and_joins
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
 def test_islands_apply_each_round_with_the_same_numbers(tmp_path: Path) -> None:
     hold = fail("c1").at(step=HELD, phase=Phase.FORWARD).by(HOLD)
     with Cluster(tmp_path, text(16), coordinator="tests.cluster.drawn", nodes=NODES, faults=[hold]) as cluster:

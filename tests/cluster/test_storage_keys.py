@@ -46,6 +46,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         server.stop()
 
 
+@pytest.mark.soak
 def test_who_has_a_wrong_key_for_the_storage_is_told_so_and_the_others_train(
     tmp_path: Path, wrong: dict[str, str]
 ) -> None:

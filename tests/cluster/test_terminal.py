@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from dtfm.coordinator.store.store import Store
 from tests.cluster.launch import ROOT, Cluster, join_command
 from tests.cluster.runs import GPT2, run_file, write_corpus
@@ -64,6 +66,7 @@ def terminal(command: list[str], folder: Path, *, piped: bool = False) -> Iterat
         opened.process.wait(10)
 
 
+@pytest.mark.soak
 def test_a_node_whose_terminal_closes_hands_its_part_over(tmp_path: Path) -> None:
     with (
         Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000), nodes="a") as cluster,

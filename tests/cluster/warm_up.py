@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 
 import torch
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Tokenizer
 from dtfm.node.model.layer_costs import layer_costs
-from dtfm.node.model.load import load_model
-from dtfm.node.model.model import Model
 from dtfm.node.training import preparation
-from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler import warm_up as scheduler
 from tests.cluster.runs import GPT2, LLAMA, run_file
+from tests.node.load_once import load_once
 
 SAMPLE = Sample((32,), torch.int64, 256)
 """Of the data of most run files of tests."""
-
-_known: dict[tuple[bytes, Sample], Model] = {}
-"""The models of most tests, by their sources. To cut one into layers and to see what these keep takes a node half a
-second of processor time."""
 
 
 def warm_up() -> None:
@@ -37,17 +29,3 @@ def warm_up() -> None:
         run = parse_run(tomllib.loads(run_file(model=text, stages=[1], steps=1)), "the tests").message("any")
         layer_costs(load_once(run.model, SAMPLE), run)  # remembers what each layer keeps
     vars(preparation)["load_model"] = load_once
-
-
-def load_once(
-    spec: Run.Model, sample: Sample, allowed_modules: Sequence[str] = (), tokenizer: Tokenizer | None = None
-) -> Model:
-    """As `load_model`, for whoever changes nothing of the model. What is the same is loaded once in a process."""
-    key = _key(spec, sample)
-    if key not in _known:
-        _known[key] = load_model(spec, sample, allowed_modules, tokenizer)
-    return _known[key]
-
-
-def _key(spec: Run.Model, sample: Sample) -> tuple[bytes, Sample]:
-    return spec.SerializeToString(deterministic=True), sample

@@ -18,7 +18,6 @@ from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
-from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
@@ -40,6 +39,7 @@ from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
 from tests.cluster.runs import write_corpus
 from tests.node.dialling import dialler
+from tests.node.load_once import load_once
 from tests.node.model.initialised import initialise_all
 
 Result = TypeVar("Result")
@@ -250,7 +250,7 @@ def nodes_of(
     Path("run.toml").write_text(text)
     run = read_run_file(Path("run.toml")).message("test")
     data = load_data(run, allowed_modules)
-    model = load_model(run.model, data.sample, allowed_modules)
+    model = load_once(run.model, data.sample, allowed_modules)
     micro_batches = run.train.global_batch // run.train.micro_batch
     plan = even_plan(len(model.layers), stages, replicas, micro_batches, *keeping)
     return InProcess(run, plan, model, data, bandwidth=1e9, flops=flops, memory=memory, devices=devices)

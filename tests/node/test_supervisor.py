@@ -86,7 +86,6 @@ def test_the_largest_exit_code_counts(members: tuple[str, ...], code: int) -> No
         assert "[d0] RuntimeError: a bug\n[d0] of two lines\n" in errors
 
 
-@pytest.mark.timeout(30)
 def test_an_orphan_that_it_inherits_is_reaped_and_is_no_member() -> None:
     with start("leaves an orphan", "waits") as running:
         assert running.stdout is not None

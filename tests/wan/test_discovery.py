@@ -18,7 +18,7 @@ from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import run_file
 from tests.wan.internet import Internet
 
-pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running")]
 
 LONG = run_file(stages=[1], steps=100_000)
 

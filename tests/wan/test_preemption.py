@@ -14,7 +14,7 @@ from tests.cluster.runs import run_file
 from tests.node.host.metadata import write_firmware
 from tests.wan.internet import Internet
 
-pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running")]
 SERVICE = "169.254.169.254"
 STEPS = 4000
 

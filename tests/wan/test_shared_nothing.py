@@ -16,7 +16,7 @@ from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, held_out_loss, run_file
 from tests.wan.internet import Internet
 
-pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running")]
 
 
 def test_the_model_comes_home(tmp_path: Path) -> None:

@@ -8,11 +8,22 @@ from typing import Any
 from hypothesis import example, given, strategies as st
 
 from dtfm.coordinator.core.phases import Pausing
-from dtfm.coordinator.core.timeouts import GRACE_LEASES
+from dtfm.coordinator.core.timeouts import CUT_OFF_LEASES
 from dtfm.coordinator.log import events as ev
 from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import LEASE, World, fresh_state
+
+A_NODE_FALLS_SILENT = [
+    ("advance", ""),
+    ("join", "d"),
+    ("join", "c"),
+    ("join", "b"),
+    ("advance", ""),
+    ("join", "a"),
+    ("advance", ""),
+    ("advance", ""),
+]
 
 
 @given(
@@ -70,6 +81,7 @@ def test_members_are_the_nodes_with_a_stream_and_silence_ends_a_membership(moves
 
 
 @example([("advance",)] * 6 + [("report_files",)])
+@example([(name, node) if node else (name,) for name, node in A_NODE_FALLS_SILENT] + [("wait", 60.0)])
 @given(st.lists(MOVES, min_size=5, max_size=40))
 def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> None:
     """With new nodes that do their part every run finishes, unless it has failed with a reason."""
@@ -86,7 +98,7 @@ def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> N
     as_long_as_redoing = training.step * (training.step_seconds or 0.0)  # for "a" and "b" to return
     phase = world.state.phase
     for_files = world.state.patience if isinstance(phase, Pausing) else 0.0  # of the last step, on their disks
-    world.wait((GRACE_LEASES + 2) * LEASE + as_long_as_redoing + for_files, beating=["x", "y"])
+    world.wait((CUT_OFF_LEASES + 2) * LEASE + as_long_as_redoing + for_files, beating=["x", "y"])
     world.settle()
     world.finish_run()
     assert world.exit_code == 0

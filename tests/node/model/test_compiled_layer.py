@@ -66,7 +66,6 @@ def both_ways(stage: Stage) -> list[torch.Tensor]:
 
 
 @pytest.mark.soak  # PyTorch's headers alone take half a minute to compile
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("checkpointing", Checkpointing)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_compiled_layers_compute_what_an_audit_accepts_and_keep_no_more(
@@ -90,7 +89,6 @@ def test_compiled_layers_compute_what_an_audit_accepts_and_keep_no_more(
     assert kept(made) <= kept(plain)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.soak
 @pytest.mark.parametrize("family", sorted(ISOLATING))
 def test_the_layers_of_a_family_are_compiled_once_for_all_of_a_kind(
@@ -106,7 +104,7 @@ def test_the_layers_of_a_family_are_compiled_once_for_all_of_a_kind(
     assert 2 <= counters["stats"]["unique_graphs"] <= 4, "for training and evaluations, of at most two kinds of layers"
 
 
-@pytest.mark.parametrize("name", ["llama", "convnet"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.soak), "convnet"])
 def test_a_stage_of_compiled_layers_is_freed_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the garbage collector, but for that which compiled: that one has timed the device."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

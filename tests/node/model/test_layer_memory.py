@@ -39,7 +39,9 @@ def run_of(micro_batch: int, precision: plan_pb2.Precision) -> Run:
     return Run(train=train)
 
 
-@pytest.mark.parametrize("optimizer_state", OptimizerState)
+@pytest.mark.parametrize(
+    "optimizer_state", [OptimizerState.DEVICE, pytest.param(OptimizerState.HOST, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("checkpointing", Checkpointing)
 @pytest.mark.parametrize(
     "place", ["middle", *(pytest.param(place, marks=pytest.mark.soak) for place in ("first", "last"))]

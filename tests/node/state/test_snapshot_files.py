@@ -22,7 +22,6 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.generate_text import forget, generate, main as sample_command
-from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.sequential import load_sequential
 from dtfm.node.model.stage import Stage, build_stage
@@ -40,6 +39,7 @@ from dtfm.node.state.snapshot_files import (
 from dtfm.protos import plan_pb2
 from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.control_pb2 import BucketState, SnapshotSource
+from tests.node.load_once import load_once
 from tests.node.model.initialised import initialise_all
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.node.state.snapshot_nodes import content_of
@@ -58,7 +58,7 @@ def text_data(folder: Path, tokenizer: str = "bytes") -> Data:
 
 def model_for(family: str, data: Data, **config: object) -> Model:
     spec = plan_pb2.Run.Model(family=family, config_json=json.dumps(SIZES | config))
-    return load_model(spec, data.sample)
+    return load_once(spec, data.sample)
 
 
 def name_of(index: int, content: bytes) -> str:

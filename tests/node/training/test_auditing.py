@@ -23,10 +23,10 @@ from dtfm.node.transport.sender import Sender
 from dtfm.protos.control_pb2 import Assignment, Audit, Begin, Commit, Device, NodeMessage, Peer, StepReady
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.runs import GPT2, run_file, write_corpus
-from tests.cluster.warm_up import load_once
 from tests.node.assignments import assigned
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
+from tests.node.load_once import load_once
 from tests.node.training.auditors import digests
 from tests.protos.members import member
 

@@ -14,7 +14,6 @@ import torch
 from dtfm.kernels.codec import KEPT, Codec
 from dtfm.node.data.load import load_data
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import Terms
 from dtfm.protos.plan_pb2 import CONSTANT, Run
 from dtfm.protos.run_file.run_file import read_run_file
@@ -23,6 +22,7 @@ from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
 from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
+from tests.node.load_once import load_once
 from tests.unequal import unequal_run
 
 ROUNDS = 3
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def started(run: Run, plan: Plan, rounds: Rounds = EVENLY) -> InProcess:
     data = load_data(run)
-    model = load_model(run.model, data.sample)
+    model = load_once(run.model, data.sample)
     model.set_momentum(run.train.outer_momentum > 0)
     return InProcess(run, replace(plan, rounds=rounds), model, data, bandwidth=1e9, flops=1e12)
 
@@ -177,6 +177,7 @@ def left_out(nodes: InProcess) -> dict[int, torch.Tensor]:
     return found
 
 
+@pytest.mark.soak
 def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_exchange_given_up(run: Run) -> None:
     run.network.exchange = "topk"
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)

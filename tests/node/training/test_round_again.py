@@ -90,8 +90,10 @@ def test_each_round_begins_with_moments_of_zero_where_work_is_audited(run: Run) 
                 assert loss == pytest.approx(expected, rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize("codec", ["off", "i4b64"])
-@pytest.mark.parametrize(("by", "node"), [("a", "b"), ("b", "c"), ("c", "a")])
+@pytest.mark.parametrize("codec", [pytest.param("off", marks=pytest.mark.soak), "i4b64"])
+@pytest.mark.parametrize(
+    ("by", "node"), [("a", "b"), *(pytest.param(*pair, marks=pytest.mark.soak) for pair in [("b", "c"), ("c", "a")])]
+)
 def test_a_round_done_again_is_the_same_to_the_bit(run: Run, codec: str, by: str, node: str) -> None:
     """What the node sent of each bucket, and the sums that it made."""
     run.network.exchange = codec
@@ -135,8 +137,10 @@ def test_replicas_of_an_island_audit_each_others_changes_without_training(run: R
             assert errors(auditors.answer("e", auditors.asked_of_round("d", bucket, ())))[2] == 0.0
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
-@pytest.mark.parametrize("codec", ["off", "i4b64"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(one, marks=pytest.mark.soak) for one in ("fp64", "bf16"))]
+)
+@pytest.mark.parametrize("codec", [pytest.param("off", marks=pytest.mark.soak), "i4b64"])
 @pytest.mark.parametrize("what", ["change", "sum"])
 def test_a_wrong_change_or_sum_is_found(run: Run, precision: str, codec: str, what: str) -> None:
     run.network.exchange = codec

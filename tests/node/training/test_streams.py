@@ -14,7 +14,6 @@ import torch
 from dtfm.kernels.transfer import arriving
 from dtfm.node.data.load import load_data
 from dtfm.node.host.cuda_streams import after, wait_until_computed
-from dtfm.node.model.load import load_model
 from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.images import Images
 from dtfm.node.training import reduction
@@ -24,6 +23,7 @@ from dtfm.scheduler.model.plan import Plan, Stage, joined
 from dtfm.scheduler.model.rounds import spread
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import CPU, InProcess, nodes_of
+from tests.node.load_once import load_once
 from tests.node.pretended_gpu import PretendedGpus, Stream, pretended_gpus
 from tests.node.training.auditors import Auditors, errors
 
@@ -109,7 +109,7 @@ def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest
     run = read_run_file(tmp_path / "run.toml").message("test")
     run.network.exchange = codec
     data = load_data(run)
-    model = load_model(run.model, data.sample)
+    model = load_once(run.model, data.sample)
     islands = [
         Plan(1, (Stage((0, len(model.layers)), (node,), (2,), (), island=n),), ()) for n, node in enumerate("ab")
     ]

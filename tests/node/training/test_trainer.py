@@ -52,10 +52,10 @@ from dtfm.protos.plan_pb2 import BF16, FP32, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
-from tests.cluster.warm_up import load_once
 from tests.node.assignments import assigned
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
+from tests.node.load_once import load_once
 
 LAYERS, MICRO_BATCHES = 6, 10
 UNCLIPPED = (Commit.Clip(past_last_layer=LAYERS, factor=1.0),)

@@ -26,7 +26,6 @@ class Blocked:
         await asyncio.Event().wait()
 
 
-@pytest.mark.timeout(10)
 async def test_a_stream_that_nobody_reads_for_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers, "ABORT_SECONDS", 0.05)
     closed, stuck = asyncio.Event(), asyncio.Event()
@@ -55,7 +54,6 @@ async def test_a_stream_that_nobody_reads_for_a_lease_ends(monkeypatch: pytest.M
     await closed.wait()
 
 
-@pytest.mark.timeout(10)
 async def test_a_call_ends_even_if_its_caller_does_not_read_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers, "ABORT_SECONDS", 0.05)
     begun = asyncio.Event()

@@ -42,6 +42,7 @@ def test_the_estimate_equals_its_formulas(seed: int, count: int, layers: int, ke
             )
 
 
+@pytest.mark.soak
 def test_a_large_group_reduces_by_formula_as_the_yardstick_does() -> None:
     cluster = uniform_cluster(54, flops=1e12)
     problem = Problem(replace(cluster, latency=np.full((54, 54), 0.01)), even_workload(4, 108))

@@ -58,6 +58,7 @@ def test_over_home_lines_each_gpu_that_holds_the_model_is_an_island_and_all_are_
     assert LENGTH * computing / (LENGTH * step + exchange) >= 0.9
 
 
+@pytest.mark.soak
 def test_there_are_no_more_islands_than_pay_for_the_tokens_that_they_need() -> None:
     lines, length = cities([1] * 32, 100 * MEGABIT, 100 * MEGABIT), 100
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)

@@ -21,7 +21,7 @@ def changes(world: BusyMachine) -> int:
     return len(world.events(ev.PlanAdopted)) - 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_a_busy_machine_changes_few_plans() -> None:
     """With medians of five steps and a factor of 1.25, it was a plan in half a minute: 43 in these 8,000 steps (22 minutes)."""
     world = BusyMachine(busy(2))
