@@ -98,8 +98,8 @@ class Data(ABC):
         """The training samples of a micro-batch of the run, for `training_batch`."""
         if len(self._counts) == 1:
             return training_samples(seed, number, micro_batch=micro_batch, count=self.training_count)
-        mixed = {"counts": self._of_sources, "weights": self._weights}
-        return mixed_samples(seed, number, micro_batch=micro_batch, **mixed)
+        counts, weights = self._of_sources, self._weights
+        return mixed_samples(seed, number, micro_batch=micro_batch, counts=counts, weights=weights)
 
     def training_batch(self, indices: Indices) -> Batch:
         """Inputs [b, *sample.shape] and labels ([b, s] for text, [b] for classes) of training samples, on the CPU."""

@@ -204,7 +204,10 @@ def _check(
 
 def _check_parts(index: TokenIndex, sources: int, held_out_apart: bool) -> None:
     if len(index.parts or (index.tokens,)) != sources or index.held_out_apart is not held_out_apart:
-        raise ValueError(f"parts has {len(index.parts)} entries; the run has {sources} sources")
+        raise ValueError(
+            f"parts has {len(index.parts)} entries, and held_out_apart is {index.held_out_apart!r:.40}; the run has {sources} "
+            f"sources, {'one' if held_out_apart else 'none'} of them for held-out samples alone"
+        )
     whole = all(type(part) is int and part > 0 for part in index.parts)
     if index.parts and (not whole or sum(index.parts) != index.tokens):
         raise ValueError(f"parts do not make its {index.tokens} tokens")

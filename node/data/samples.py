@@ -141,7 +141,7 @@ def held_out_count(count: int, fraction: float) -> int:
 def _block(seed: int, block: int, shares: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """By position in the block, its source, and the number of positions of that source before it."""
     order = _permutation(seed, _BLOCKS + block, BLOCK)
-    sources = np.repeat(np.arange(len(shares)), shares)[order]
+    sources = np.repeat(np.arange(len(shares), dtype=np.int64), shares)[order]
     ranks = np.empty(BLOCK, dtype=np.int64)
     for source, share in enumerate(shares):
         ranks[sources == source] = np.arange(share)

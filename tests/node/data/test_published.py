@@ -199,6 +199,32 @@ def test_an_index_that_agrees_with_its_fingerprint_and_not_with_the_run_is_not_u
     assert named in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"parts": (900, 859)}, "parts do not make its 1760 tokens"),
+        ({"parts": (0, 1760)}, "parts do not make"),
+        ({"parts": (900.0, 860)}, "parts do not make"),
+        ({"parts": (1760,)}, "parts has 1 entries"),
+        ({"parts": ()}, "parts has 0 entries"),
+        ({"held_out_apart": True}, "held_out_apart is True; the run has 2 sources, none of them for held-out samples"),
+        ({"left_out": (109,)}, "left_out has entries"),
+    ],
+)
+def test_an_index_of_several_sources_must_fit_them(
+    run: plan_pb2.Run, caplog: pytest.LogCaptureFixture, change: dict[str, Any], named: str
+) -> None:
+    tokens = np.frombuffer(TEXT.encode(), dtype=np.uint8)
+    good = index_of([tokens[:900], tokens[900:]], 16, 0.1)
+    assert good.windows == 109, "no window has tokens of both"
+    bad = replace(good, **change)
+    for index in (good, bad):
+        write(f"{PLACE}/data-{index.fingerprint.hex()[:32]}", "index.json", index.content)
+    assert find(PLACE, good.fingerprint, 16, 0.1, 2) == good
+    assert find(PLACE, bad.fingerprint, 16, 0.1, 2) is None
+    assert named in caplog.text
+
+
 def test_an_index_that_others_would_not_read_is_not_published(
     run: plan_pb2.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,7 +293,7 @@ def test_of_a_url_that_cannot_be_read_the_machines_operator_alone_learns_why(web
 
 @pytest.mark.parametrize("key", ["source", "held_out"])
 def test_a_url_that_is_reached_with_this_machines_keys_takes_leave(key: str) -> None:
-    places = {"source": "python-stdlib"} | {key: "s3://bucket/texts/*.jsonl"}
+    places: dict[str, Any] = {"source": "python-stdlib"} | {key: "s3://bucket/texts/*.jsonl"}
     run = Run(data=Run.Data(**places), checkpoint=Run.Checkpoint(uri="coordinator:"))
     with pytest.raises(ValueError, match=rf"^data.{key}: .* --allow-data 's3://bucket/texts/\*.jsonl'$"):
         check_places(run, ())
