@@ -1,4 +1,4 @@
-"""The run file: what is trained, on which data, and how. tables.py describes its keys."""
+"""The run file: what is trained, on which data, and how. tables.py and data_tables.py describe its keys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
+from dtfm.protos.run_file.data_tables import Data
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
 from dtfm.protos.run_file.tables import (
     Checkpoint,
     Cluster,
-    Data,
     Model,
     Network,
     Notify,
