@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -63,10 +64,10 @@ class Described:
         return _digest(layers, optimizer, copy, self.buckets, self.weights_fingerprint, *layouts)
 
 
-def as_it_trained(run: dict[str, Any]) -> dict[str, Any]:
+def as_it_trained(run: Mapping[str, Any]) -> dict[str, Any]:
     """The run file in an event, with what a version that did not know a key did, where that is no longer the key's default."""
     train = run.get("train")
-    return {**run, "train": {"loss_per": "sample", **train}} if train else run
+    return {**run, "train": {"loss_per": "sample", **train}} if train else {**run}
 
 
 @dataclass(frozen=True, slots=True)
