@@ -24,7 +24,7 @@ from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
 from tests.cluster.plain import adamw_of, batch, update, whole_model
-from tests.cluster.runs import GPT2, held_out_losses_alone, losses_alone, run_file
+from tests.cluster.runs import CORPUS, GPT2, held_out_losses_alone, losses_alone, run_file
 from tests.node.in_process import InProcess, even_plan, nodes_of
 from tests.tokenizer import make_tokenizer
 from tests.unequal import unequal_run
@@ -130,6 +130,28 @@ def test_each_sample_counts_alike_where_the_run_file_says_so(tmp_path: Path) -> 
     run = read_run_file(tmp_path / "run.toml").message("any")
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
     assert losses != pytest.approx([*losses_of_a_trainer(run, 4)], rel=1e-3, abs=0)
+
+
+def test_samples_of_several_sources_are_those_of_one_process(tmp_path: Path) -> None:
+    """Also where a step goes on after an interruption."""
+    records = [{"body": f"{number} is a number, and so is {number + 1}. "} for number in range(400)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = run_file(model=GPT2, stages=[2, 2], steps=3).replace(f'source = "{CORPUS}"\n', "")
+    text += f'[[data.sources]]\nsource = "{CORPUS}"\n[[data.sources]]\nsource = "b.jsonl"\ntext_field = "body"\nweight = 2\n'
+    with nodes_of(text) as nodes:
+        losses = [nodes.train()]
+        nodes.interrupt(8)
+        nodes.go_on(replace(nodes.plan, generation=2))
+        losses += [nodes.train() for _ in range(2)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+def test_a_step_that_was_interrupted_counts_each_token_alike(tmp_path: Path) -> None:
+    with nodes_of(unequal_run(tmp_path, stages=[2, 2], steps=2)) as nodes:
+        nodes.interrupt(8)
+        nodes.go_on(replace(nodes.plan, generation=2))
+        losses = [nodes.train() for _ in range(2)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
 
 
 def test_documents_that_share_a_sample_are_learnt_each_by_itself(tmp_path: Path) -> None:
