@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from dtfm.protos.run_file.records import HUB, STANDARD_LIBRARY
 
 LOCAL = frozenset(("file", "local"))
 """On the disk of whoever reads it, where a file that is being written shows."""
@@ -27,18 +29,15 @@ user has keys for, as "sftp" does. "memory" is a process's own."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
-def guarded_places(source: str, tokenizer: str, pretrained: str, checkpoint: str) -> Iterator[tuple[str, str]]:
+def guarded_places(
+    sources: Iterable[tuple[str, str]], tokenizer: str, pretrained: str, checkpoint: str
+) -> Iterator[tuple[str, str]]:
     """The run file's key, and the path or URL, of each place that may be on the local disk, or that is reached with credentials
     of this machine. Whatever is not known to be elsewhere may be on the disk: so may data sets without a slash in their name, as
     `datasets` has builders of such names, like "csv", that read the working directory. Raises ValueError for a place that no run
-    may name (see `check_url`)."""
-    if source.startswith("hf:"):
-        whole = source.removeprefix("hf:")
-        name = whole.partition(":")[0]
-        if "/" not in name or is_local_name(whole) or is_local_name(name):
-            yield "data.source", whole
-    elif source != "python-stdlib" and not source.startswith("module:"):
-        yield "data.source", source
+    may name (see `check_url`). ``sources``: the key and the place of each source of data."""
+    for key, source in sources:
+        yield from _of_source(key, source)
     if tokenizer not in ("", "bytes") and is_local_name(tokenizer):
         yield "data.tokenizer", tokenizer
     if "://" in pretrained or "::" in pretrained:
@@ -46,6 +45,33 @@ def guarded_places(source: str, tokenizer: str, pretrained: str, checkpoint: str
     elif pretrained and is_local_name(pretrained):
         yield "model.pretrained", pretrained
     yield from _guarded_url("checkpoint.uri", checkpoint)
+
+
+def _of_source(key: str, source: str) -> Iterator[tuple[str, str]]:
+    if source.startswith(HUB):
+        whole, name = source.removeprefix(HUB), hub_name(source)[0]
+        if "/" not in name or is_local_name(whole) or is_local_name(name):
+            yield key, name
+    elif is_url(source):
+        yield from _guarded_url(key, source)
+    elif source != STANDARD_LIBRARY and not source.startswith("module:"):
+        yield key, source
+
+
+def hub_name(source: str) -> tuple[str, str, str]:
+    """The name, the configuration and the revision of "hf:NAME[:CONFIG][@REVISION]"; the last two may be empty. A path that
+    exists is taken as it is."""
+    whole = source.removeprefix(HUB)
+    if os.path.exists(os.path.expanduser(whole)):
+        return whole, "", ""
+    before, _, revision = whole.partition("@")
+    name, _, configuration = (before, "", "") if os.path.exists(os.path.expanduser(before)) else before.partition(":")
+    return name, configuration, revision
+
+
+def is_url(place: str) -> bool:
+    """Whether it is a URL of any scheme, and no path."""
+    return "://" in place
 
 
 def check_url(place: str) -> None:

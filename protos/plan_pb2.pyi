@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -42,22 +43,49 @@ class Run(_message.Message):
         pretrained: str
         def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ...) -> None: ...
     class Data(_message.Message):
-        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents")
+        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split", "sources")
+        class Source(_message.Message):
+            __slots__ = ("source", "weight", "text_field", "template", "split", "limit")
+            SOURCE_FIELD_NUMBER: _ClassVar[int]
+            WEIGHT_FIELD_NUMBER: _ClassVar[int]
+            TEXT_FIELD_FIELD_NUMBER: _ClassVar[int]
+            TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+            SPLIT_FIELD_NUMBER: _ClassVar[int]
+            LIMIT_FIELD_NUMBER: _ClassVar[int]
+            source: str
+            weight: float
+            text_field: str
+            template: str
+            split: str
+            limit: int
+            def __init__(self, source: _Optional[str] = ..., weight: _Optional[float] = ..., text_field: _Optional[str] = ..., template: _Optional[str] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         TOKENIZER_FIELD_NUMBER: _ClassVar[int]
         SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
         TEXT_FIELD_FIELD_NUMBER: _ClassVar[int]
         EVALUATION_FRACTION_FIELD_NUMBER: _ClassVar[int]
         ISOLATE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+        SPLIT_FIELD_NUMBER: _ClassVar[int]
+        LIMIT_FIELD_NUMBER: _ClassVar[int]
+        TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+        HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+        HELD_OUT_SPLIT_FIELD_NUMBER: _ClassVar[int]
+        SOURCES_FIELD_NUMBER: _ClassVar[int]
         source: str
         tokenizer: str
         sequence_length: int
         text_field: str
         evaluation_fraction: float
         isolate_documents: bool
-        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ...) -> None: ...
+        split: str
+        limit: int
+        template: str
+        held_out: str
+        held_out_split: str
+        sources: _containers.RepeatedCompositeFieldContainer[Run.Data.Source]
+        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Run.Data.Source, _Mapping]]] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +105,7 @@ class Run(_message.Message):
         OUTER_RATE_FIELD_NUMBER: _ClassVar[int]
         OUTER_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
         COMPILE_FIELD_NUMBER: _ClassVar[int]
+        LOSS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
         steps: int
         global_batch: int
         micro_batch: int
@@ -96,7 +125,8 @@ class Run(_message.Message):
         outer_rate: float
         outer_momentum: float
         compile: bool
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., compile: _Optional[bool] = ...) -> None: ...
+        loss_per_token: bool
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., compile: _Optional[bool] = ..., loss_per_token: _Optional[bool] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction", "exchange")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -63,6 +64,12 @@ class Described:
         return _digest(layers, optimizer, copy, self.buckets, self.weights_fingerprint, *layouts)
 
 
+def as_it_trained(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The run file in an event, with what a version that did not know a key did, where that is no longer the key's default."""
+    train = run.get("train")
+    return {**run, "train": {"loss_per": "sample", **train}} if train else {**run}
+
+
 @dataclass(frozen=True, slots=True)
 class RunStarted:
     """The first event of every log. ``run``: the run file as JSON. ``run_id``: tells runs of the same name apart. ``file``: the
@@ -74,7 +81,8 @@ class RunStarted:
     event: Literal["run_started"] = "run_started"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return type(ledger)(run_id=self.run_id, run=self.run, file=self.file or self.run)
+        run = as_it_trained(self.run)
+        return type(ledger)(run_id=self.run_id, run=run, file=self.file or run)
 
     def narrate(self) -> str:
         return f"run {self.run.get('name')} started (id {self.run_id})"
@@ -91,7 +99,7 @@ class RunResumed:
     event: Literal["run_resumed"] = "run_resumed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger.with_run(self.run), file=self.file).without_members()
+        return replace(ledger.with_run(as_it_trained(self.run)), file=self.file).without_members()
 
     def narrate(self) -> str:
         return f"run resumed: {self.reason}"

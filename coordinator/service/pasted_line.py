@@ -27,7 +27,7 @@ def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
     words = [_COMMANDS[role], *([invitation] if invitation else [])]
     if role is Role.NODE:
         tokenizer = run.message("").data.tokenizer
-        for _, path in guarded_places(run.data.source, tokenizer, run.model.pretrained, run.checkpoint.uri):
+        for _, path in guarded_places(run.data.places, tokenizer, run.model.pretrained, run.checkpoint.uri):
             words += ["--allow-data", shlex.quote(path)]
     return " ".join(words)
 

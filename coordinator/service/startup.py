@@ -21,6 +21,7 @@ from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.run import as_it_trained
 from dtfm.coordinator.service.checkpoint_folder import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.service.server import Deaf, Server
 from dtfm.coordinator.store.record import AnotherWriter
@@ -163,7 +164,7 @@ def _own_weights(run: RunFile) -> dict[str, Any]:
 
 def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
     manifest, digest = manifest_and_digest(folder)
-    before, step = parse_run(manifest.run, f"{folder}/manifest.json"), manifest.step
+    before, step = parse_run(as_it_trained(manifest.run), f"{folder}/manifest.json"), manifest.step
     if run.name != before.name:
         raise ValueError(
             f"{run.checkpoints} holds the checkpoints of run {before.name!r} (step {step}); give run {run.name!r} another "

@@ -40,12 +40,14 @@ class Card:
 
     def text(self) -> str:
         model, data, train = (self.run.get(table) or {} for table in ("model", "data", "train"))
-        base, source = _on_hub(str(model.get("pretrained", ""))), _data_on_hub(str(data.get("source", "")))
-        tags = {"library_name": "transformers", "tags": ["dtfm"], "base_model": base, "datasets": source and [source]}
+        base = _on_hub(str(model.get("pretrained", "")))
+        places = [str(each.get("source", "")) for each in data.get("sources") or [data]]
+        sources = [name for name in map(_data_on_hub, places) if name]
+        tags = {"library_name": "transformers", "tags": ["dtfm"], "base_model": base, "datasets": sources}
         rows = {
             "Run": f"{_plain(self.run.get('name', ''))} (id {self.run_id})",
             "Base model": base or _base(model, self.run.get("seed")),
-            "Data": source or _data(str(data.get("source", ""))),
+            "Data": ", ".join(dict.fromkeys(_data_on_hub(place) or _data(place) for place in places)),
             "Steps": f"{self.step:,} of {train['steps']:,}"
             if isinstance(train.get("steps"), int)
             else f"{self.step:,}",

@@ -61,8 +61,15 @@ def said(options: Sequence[str] | None) -> Sequence[str] | None:
 def check_places(run: Run, allowed: Sequence[str]) -> None:
     """Raises ValueError unless all places of the run are ``allowed`` (see `read_allowed`), or in an allowed folder. The places
     are files of this machine that the run may read or write, and URLs that it would reach with this machine's credentials."""
-    places = guarded_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    places = guarded_places(places_of(run.data), run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
     told_together(partial(_check, key, path, allowed) for key, path in places)
+
+
+def places_of(data: Run.Data) -> list[tuple[str, str]]:
+    """The run file's key, and the place, of each source of the data."""
+    several = [(f"data.sources[{number}].source", each.source) for number, each in enumerate(data.sources)]
+    held_out = [("data.held_out", data.held_out)] if data.held_out else []
+    return [*(several or [("data.source", data.source)]), *held_out]
 
 
 def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:
@@ -76,8 +83,9 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         start = expanded(path)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
-    pattern = key == "data.source" and _MAGIC.search(path) is not None and not os.path.exists(start)
-    named = path if is_guarded_url(path) else _resolved(path) if pattern else os.path.realpath(start)
+    is_url = is_guarded_url(path)
+    pattern = _is_source(key) and not is_url and _MAGIC.search(path) is not None and not os.path.exists(start)
+    named = path if is_url else _resolved(path) if pattern else os.path.realpath(start)
     if ".." in Path(named).parts or not _is_allowed(named, allowed):
         raise ValueError(
             f"{key}: this node's operator does not let a run use {path!r} here; to allow it, start the node with "
@@ -87,6 +95,10 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         return
     for file in glob.iglob(glob_of(start), recursive=True):
         check_match(key, file, allowed)
+
+
+def _is_source(key: str) -> bool:
+    return key.startswith("data.") and key != "data.tokenizer"
 
 
 def everything(allowed: Sequence[str]) -> bool:
@@ -123,7 +135,7 @@ def check_match(key: str, file: str, allowed: Sequence[str]) -> None:
 
 
 def _slash(key: str, place: str) -> str:
-    looks_like_a_name = key == "data.source" and place.replace("_", "").isalnum()
+    looks_like_a_name = _is_source(key) and place.replace("_", "").isalnum()
     return f"; or, if a data set of the hub is meant, by its whole name, hf:OWNER/{place}" if looks_like_a_name else ""
 
 

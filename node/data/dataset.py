@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, BinaryIO
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dtfm.node.data.allowed import EVERYTHING
-from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
-from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
-from dtfm.node.data.sources import Reading
-from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
-from dtfm.node.data.tokens import read_tokens, stored, talks
-from dtfm.node.data.user_code import import_allowed
-from dtfm.protos import plan_pb2
-from dtfm.protos.places import COORDINATOR
+from dtfm.node.data.published import TokenIndex, publish
+from dtfm.node.data.samples import (
+    NOT_LEARNT,
+    Sample,
+    held_out,
+    held_out_count,
+    mixed_samples,
+    positions_in_documents,
+    training_samples,
+)
+from dtfm.node.data.tokenizer import Tokenizer, border
 
-log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
-_WINDOWS_AT_ONCE = 1 << 14
+Tokens = Sequence[NDArray[Any]]
+"""Of each source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,50 @@ class Data(ABC):
     was_read: bool = True
     """This node has read the source itself, so that it vouches for the fingerprint."""
 
-    def __init__(self, count: int, evaluation_fraction: float) -> None:
-        self._count, self._evaluation_fraction = count, evaluation_fraction
+    def __init__(
+        self, counts: Sequence[int], evaluation_fraction: float, apart: int = 0, weights: Sequence[float] = (1.0,)
+    ) -> None:
+        """``counts``: the samples of each source, which has this weight. ``apart``: the number of samples of a last source, which
+        are held out, and no others; 0: a fraction of each source is."""
+        self._counts, self._evaluation_fraction, self._apart, self._weights = (
+            counts,
+            evaluation_fraction,
+            apart,
+            weights,
+        )
 
     @cached_property
     def _parts(self) -> tuple[Indices, Indices]:
-        """The samples for training and for evaluation. Made only when needed: some nodes only count."""
-        return held_out(self._count, self._evaluation_fraction)
+        """The samples for training, source by source, and for evaluation. Made only when needed: some nodes only count."""
+        if self._apart:
+            return np.arange(self.training_count), np.arange(self.training_count, self.training_count + self._apart)
+        training, evaluation, before = list[Indices](), list[Indices](), 0
+        for count in self._counts:
+            for part, mine in zip((training, evaluation), held_out(count, self._evaluation_fraction), strict=True):
+                part.append(mine + before)
+            before += count
+        return np.concatenate(training), np.concatenate(evaluation)
+
+    @property
+    def _of_sources(self) -> list[int]:
+        """The training samples of each source."""
+        fraction = self._evaluation_fraction
+        return [each - (0 if self._apart else held_out_count(each, fraction)) for each in self._counts]
 
     @property
     def training_count(self) -> int:
-        return self._count - self.evaluation_count
+        return sum(self._of_sources)
 
     @property
     def evaluation_count(self) -> int:
-        return held_out_count(self._count, self._evaluation_fraction)
+        return self._apart or sum(self._counts) - self.training_count
+
+    def training_samples(self, seed: int, number: int, micro_batch: int) -> Indices:
+        """The training samples of a micro-batch of the run, for `training_batch`."""
+        if len(self._counts) == 1:
+            return training_samples(seed, number, micro_batch=micro_batch, count=self.training_count)
+        counts, weights = self._of_sources, self._weights
+        return mixed_samples(seed, number, micro_batch=micro_batch, counts=counts, weights=weights)
 
     def training_batch(self, indices: Indices) -> Batch:
         """Inputs [b, *sample.shape] and labels ([b, s] for text, [b] for classes) of training samples, on the CPU."""
@@ -79,6 +108,14 @@ class Data(ABC):
     def evaluation_batch(self, indices: Indices) -> Batch:
         """Inputs and labels of held-out samples, as in `training_batch`."""
         return self._take(self._parts[1][indices])
+
+    def training_learnt(self, indices: Indices) -> int:
+        """The number of labels of these training samples that are learnt."""
+        return self._learnt(self._parts[0][indices])
+
+    def evaluation_learnt(self, indices: Indices) -> int:
+        """The number of labels of these held-out samples that are learnt."""
+        return self._learnt(self._parts[1][indices])
 
     def positions(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """The positions of the tokens in their documents, if ``sample`` is isolated: int64, like ``inputs``. Otherwise None."""
@@ -95,10 +132,14 @@ class Data(ABC):
     def _take(self, numbers: Indices) -> Batch:
         """Samples by their number in the whole data set."""
 
+    @abstractmethod
+    def _learnt(self, numbers: Indices) -> int:
+        """The number of their labels that are learnt."""
+
 
 class TokenWindows(Data):
-    """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the window before, so that every
-    token except the first is predicted once.
+    """Windows of sequence_length + 1 consecutive tokens of a source. Each begins with the last token of the window before, so
+    that every token of a source except the first is predicted once.
 
     In conversations, only answers are learnt. A token that is not learnt is stored as its id plus the tokenizer's size. Its
     label is NOT_LEARNT, and windows without anything to learn are left out.
@@ -107,24 +148,28 @@ class TokenWindows(Data):
     def __init__(
         self,
         index: TokenIndex,
-        tokens: Callable[[], NDArray[Any]],
+        tokens: Callable[[], Tokens],
         tokenizer: Tokenizer,
         agreed: Agreed | None = None,
         *,
         sample: Sample,
         is_marked: bool,
+        weights: Sequence[float] = (1.0,),
     ) -> None:
-        """``tokens`` returns the tokens of ``index``. It is called when they are first needed: now, unless the run's members
-        have ``agreed`` on the data before. ``is_marked``: tokens
-        that are not learnt are stored as such."""
+        """``tokens`` returns the tokens of the ``index``'s sources. It is called when they are first needed: now, unless the
+        run's members have ``agreed`` on the data before. ``is_marked``: tokens that are not learnt are stored as such.
+        ``weights``: of the sources, except one of held-out samples."""
         length = index.sequence_length
-        super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
+        samples = samples_of(index)
+        apart = samples.pop() if index.held_out_apart else 0
+        super().__init__(samples, index.evaluation_fraction, apart, weights)
         self.sample = sample
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
         self.fingerprint = index.fingerprint
         self._index, self._open, self._lock, self._is_marked = index, tokens, threading.Lock(), is_marked
-        self._opened: NDArray[Any] | None = None
+        self._opened: Tokens | None = None
+        self._borders = np.asarray(index.borders)
         self._window = np.arange(length + 1)
         self.was_read = agreed is None
         self.unigram_entropy = (
@@ -149,16 +194,33 @@ class TokenWindows(Data):
         publish(place, self._index, self._tokens)
 
     @property
-    def _tokens(self) -> NDArray[Any]:
+    def _tokens(self) -> Tokens:
         self.hold()
         assert self._opened is not None
         return self._opened
 
-    def _take(self, numbers: Indices) -> Batch:
+    def _learnt(self, numbers: Indices) -> int:
+        if not self._is_marked:
+            return len(numbers) * self.tokens_per_sample
         assert self.tokenizer is not None
+        size, parts = self.tokenizer.size, np.array_split(numbers, math.ceil(len(numbers) / 1024))
+        return sum(int(np.count_nonzero(self._stored(part)[:, 1:] < size)) for part in parts)
+
+    def _stored(self, numbers: Indices) -> NDArray[Any]:
+        """The tokens of these windows in their stored form: [b, sequence_length + 1]."""
         if self._numbers is not None:
             numbers = self._numbers[numbers]
-        stored = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
+        tokens, length = self._tokens, self.tokens_per_sample
+        stored = np.empty((len(numbers), length + 1), tokens[0].dtype)
+        of_source = np.searchsorted(self._borders, numbers, side="right") - 1
+        for source in np.unique(of_source):
+            rows = of_source == source
+            stored[rows] = tokens[source][(numbers[rows] - self._borders[source])[:, None] * length + self._window]
+        return stored
+
+    def _take(self, numbers: Indices) -> Batch:
+        assert self.tokenizer is not None
+        stored = self._stored(numbers).astype(np.int64)
         if not self._is_marked:
             return torch.from_numpy(stored[:, :-1].copy()), torch.from_numpy(stored[:, 1:].copy())
         is_learnt = stored[:, 1:] < self.tokenizer.size
@@ -185,7 +247,7 @@ class TensorPairs(Data):
     """Inputs and labels made by a user's function."""
 
     def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, evaluation_fraction: float) -> None:
-        super().__init__(len(inputs), evaluation_fraction)
+        super().__init__([len(inputs)], evaluation_fraction)
         self.sample = Sample(tuple(inputs.shape[1:]), inputs.dtype)
         self.tokens_per_sample = 1
         self.tokenizer = None
@@ -199,129 +261,18 @@ class TensorPairs(Data):
         rows = torch.from_numpy(numbers)
         return self._inputs[rows], self._labels[rows]
 
-
-def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
-    """The description of a sample of text, and the tokenizer that makes samples: known before any text is read. Raises
-    ValueError."""
-    tokenizer, isolated = load_tokenizer(data.tokenizer), data.isolate_documents
-    if isolated and (border(tokenizer) is None or talks(data)):
-        raise ValueError(
-            "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
-            f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"
-        )
-    return Sample((data.sequence_length,), torch.int64, tokenizer.size, isolated), tokenizer
+    def _learnt(self, numbers: Indices) -> int:
+        return len(numbers) * self._labels[0].numel()
 
 
-def is_text(data: plan_pb2.Run.Data) -> bool:
-    """Whether the samples are windows of a text; otherwise a function of the user's makes them."""
-    return not data.source.startswith("module:")
-
-
-def load_data(
-    run: plan_pb2.Run,
-    allowed_modules: Sequence[str] = (),
-    cache: Path | None = None,
-    agreed: Agreed | None = None,
-    allowed: Sequence[str] = EVERYTHING,
-    reading: Reading = lambda done, of: None,
-) -> Data:
-    """Loads the training data of the run.
-
-    ``allowed_modules`` are the import paths that this node's operator lets a run name, and ``allowed`` the files (see
-    read_allowed). Text is tokenized once, into a file, so that it need not fit into memory. The file is in the folder
-    ``cache``, which the nodes of a machine share; otherwise it is an unnamed temporary one.
-
-    If the run's members have ``agreed`` on the data, and one of them has published its tokens, nothing is read before samples
-    are needed. Then these tokens are fetched. ``reading``: see `documents`.
-
-    Raises:
-        ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
-    """
-    data = run.data
-    if not is_text(data):
-        if data.isolate_documents:
-            raise ValueError("data.isolate_documents: a function's samples are no documents; leave it out")
-        path = data.source.removeprefix("module:")
-        make = import_allowed(path, allowed_modules, "data.source")
-        try:
-            made = make()
-        except Exception as problem:  # whatever the user's function raises
-            raise ValueError(f"data.source: {path} failed: {type(problem).__name__}: {problem}") from problem
-        inputs, labels = _checked(made, data.source)
-        return TensorPairs(inputs, labels, data.evaluation_fraction)
-    sample, tokenizer = text_sample(data)
-    if agreed is not None and not run.checkpoint.uri.startswith(COORDINATOR):  # there, nobody publishes
-        published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
-        if published is not None:
-            tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
-            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, is_marked=talks(data))
-    tokens = read_tokens(data, tokenizer, cache, allowed, reading)
-    index = _indexed(data, tokenizer, tokens)
-    if index.windows - len(index.left_out) < 2:
-        raise ValueError(
-            f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
-            f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
-        )
-    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=talks(data))
-
-
-def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:
-    left_out = _nothing_learnt(tokens, data.sequence_length, tokenizer.size) if talks(data) else ()
-    return index_of(tokens, data.sequence_length, data.evaluation_fraction, left_out)
-
-
-def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, ...]:
-    """The windows without any label that is learnt."""
-    windows, found = (len(tokens) - 1) // length, list[int]()
-    for first in range(0, windows, _WINDOWS_AT_ONCE):
-        count = min(_WINDOWS_AT_ONCE, windows - first)
-        labels = tokens[first * length + 1 : (first + count) * length + 1].reshape(count, length)
-        found += (first + np.flatnonzero((labels >= size).all(axis=1))).tolist()
-    return tuple(found)
-
-
-def _fetched(
-    run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]
-) -> NDArray[Any]:
-    """The tokens of ``index`` as another node has published them. If these are not the tokens that all agree on, the source's."""
-
-    def make(file: BinaryIO) -> blake3:
-        return fetch(run.checkpoint.uri, index, file)
-
-    try:
-        return stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
-    except Exception as problem:  # whatever the file system raises
-        log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
-    tokens = read_tokens(run.data, tokenizer, cache, allowed)
-    if _indexed(run.data, tokenizer, tokens) != index:
-        raise ValueError(
-            f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "
-            f"beside {run.checkpoint.uri} cannot be used; give this node the same files"
-        )
-    return tokens
+def samples_of(index: TokenIndex) -> list[int]:
+    """The number of samples of each source: its windows, without the windows that are left out."""
+    windows = np.asarray(index.borders)
+    left_out = np.searchsorted(np.asarray(index.left_out, dtype=np.int64), windows)
+    return [int(each) for each in np.diff(windows - left_out)]
 
 
 def entropy(counts: NDArray[np.int64]) -> float:
     """The entropy, in nats, of the distribution with these counts."""
     frequencies = counts[counts > 0] / counts.sum()
     return float(-(frequencies * np.log(frequencies)).sum()) + 0.0
-
-
-def _checked(made: Any, source: str) -> Batch:
-    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(x, torch.Tensor) for x in made)):
-        raise ValueError(f"data.source: {source} must return two tensors (inputs, labels), not {type(made).__name__}")
-    inputs, labels = (x.detach().cpu().contiguous() for x in made)
-    if len(inputs) != len(labels) or len(inputs) < 2:
-        raise ValueError(
-            f"data.source: {source} returned {len(inputs)} inputs and {len(labels)} labels; their numbers must be equal, "
-            "and at least two"
-        )
-    if labels.dtype != torch.int64 or labels.min() < 0:
-        raise ValueError(f"data.source: {source} must return class numbers as labels, int64 from 0, not {labels.dtype}")
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-    elif inputs.dtype != torch.int64:
-        raise ValueError(
-            f"data.source: {source} returned inputs of {inputs.dtype}; make them float32, or int64 for ids"
-        )
-    return inputs, labels

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MESSAGES = "messages"
-"""A run's text_field with this value: the records are conversations."""
+from dtfm.protos.run_file.records import MESSAGES
+
 SHAREGPT = "conversations"
 
 _ROLES = {

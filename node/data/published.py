@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, BinaryIO
 
 import fsspec
@@ -43,16 +44,30 @@ class TokenIndex:
     evaluation_fraction: float
     left_out: tuple[int, ...] = ()
     """Windows without anything to learn."""
+    parts: tuple[int, ...] = ()
+    """The number of tokens of each source, in order; empty: there is one source."""
+    held_out_apart: bool = False
+    """The last source has the held-out samples, and the others have none."""
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The number of windows before each source, and of all. A window has sequence_length + 1 tokens of one source, and begins
+        with the last token of the window before."""
+        tokens = self.parts or (self.tokens,)
+        return tuple(accumulate((max(0, each - 1) // self.sequence_length for each in tokens), initial=0))
 
     @property
     def windows(self) -> int:
-        """The number of windows of sequence_length + 1 tokens. Each begins with the last token of the window before."""
-        return (self.tokens - 1) // self.sequence_length
+        """The number of windows of all sources."""
+        return self.borders[-1]
 
     @property
     def content(self) -> bytes:
         """The content of the index's file, the same on every node."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True).encode()
+        facts = asdict(self)
+        if not self.parts:  # the fingerprint of one source stays what earlier versions have made
+            del facts["parts"], facts["held_out_apart"]
+        return json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()
 
     @property
     def fingerprint(self) -> bytes:
@@ -65,17 +80,42 @@ class TokenIndex:
 
 
 def index_of(
-    tokens: NDArray[Any], sequence_length: int, evaluation_fraction: float, left_out: tuple[int, ...] = ()
+    tokens: Sequence[NDArray[Any]],
+    sequence_length: int,
+    evaluation_fraction: float,
+    left_out: tuple[int, ...] = (),
+    *,
+    held_out_apart: bool = False,
 ) -> TokenIndex:
-    content = tokens.view(np.uint8).data
-    shards = (content[start : start + SHARD_BYTES] for start in range(0, len(content), SHARD_BYTES))
+    """``tokens``: of each source, all of one dtype."""
+    size = sum(each.nbytes for each in tokens)
+    shards = (_content(tokens, start, SHARD_BYTES) for start in range(0, size, SHARD_BYTES))
     digests = tuple(blake3(shard, max_threads=blake3.AUTO).hexdigest() for shard in shards)
     return TokenIndex(
-        tokens.dtype.str.replace("|", "<"), len(tokens), digests, sequence_length, evaluation_fraction, left_out
+        tokens[0].dtype.str.replace("|", "<"),
+        sum(map(len, tokens)),
+        digests,
+        sequence_length,
+        evaluation_fraction,
+        left_out,
+        tuple(map(len, tokens)) if len(tokens) > 1 else (),
+        held_out_apart,
     )
 
 
-def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
+def _content(tokens: Sequence[NDArray[Any]], start: int, size: int) -> memoryview | bytes:
+    """At most ``size`` bytes of all sources' tokens in a row, from byte ``start`` on."""
+    found = list[memoryview]()
+    for each in tokens:
+        content = each.view(np.uint8).data
+        if start < len(content) and size > 0:
+            found.append(content[start : start + size])
+            size -= len(found[-1])
+        start = max(0, start - len(content))
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def publish(place: str, index: TokenIndex, tokens: Sequence[NDArray[Any]]) -> None:
     """Writes the files that are missing or have the wrong size. ``place`` is the run's folder for checkpoints.
 
     Raises ValueError if the index is larger than others read, and the file system's exceptions.
@@ -87,11 +127,11 @@ def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
         )
     folder = _folder(place, index.fingerprint)
     fs, path = open_place(folder)
-    content, written = tokens.view(np.uint8).data, 0
+    written = 0
     for number in range(len(index.shards)):
         start, size = index.shard(number)
         if _size(fs, f"{path}/{_name(number)}") != size:
-            write(folder, _name(number), content[start : start + size])
+            write(folder, _name(number), _content(tokens, start, size))
             written += 1
     if _size(fs, f"{path}/{INDEX}") != len(index.content):
         write(folder, INDEX, index.content)
@@ -108,8 +148,17 @@ def _size(fs: fsspec.AbstractFileSystem, path: str) -> int | None:
         return None
 
 
-def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fraction: float) -> TokenIndex | None:
-    """The index with this fingerprint, for samples as the run wants them; None if no usable one is there."""
+def find(
+    place: str,
+    fingerprint: bytes,
+    sequence_length: int,
+    evaluation_fraction: float,
+    sources: int = 1,
+    *,
+    held_out_apart: bool = False,
+) -> TokenIndex | None:
+    """The index with this fingerprint, for samples of this number of ``sources`` as the run wants them; None if no usable one is
+    there."""
     folder = _folder(place, fingerprint)
     try:
         fs, path = open_place(folder)
@@ -117,11 +166,11 @@ def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fracti
         if blake3(content).digest() != fingerprint:
             raise ValueError("it is not the index that the run's members agree on")
         fields = json.loads(content)
-        fields |= {"shards": tuple(fields["shards"]), "left_out": tuple(fields["left_out"])}
+        fields |= {name: tuple(fields.get(name, ())) for name in ("shards", "left_out", "parts")}
         if fields.pop("format") != FORMAT or fields["dtype"] not in _DTYPES:
             raise ValueError("it has another format")
         index = TokenIndex(**fields)
-        _check(index, sequence_length, evaluation_fraction)
+        _check(index, sequence_length, evaluation_fraction, sources, held_out_apart)
         return index
     except FileNotFoundError:
         return None
@@ -130,7 +179,9 @@ def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fracti
         return None
 
 
-def _check(index: TokenIndex, sequence_length: int, evaluation_fraction: float) -> None:
+def _check(
+    index: TokenIndex, sequence_length: int, evaluation_fraction: float, sources: int, held_out_apart: bool
+) -> None:
     """Raises ValueError for values that no index of the run's data has. The fingerprint shows only that one member has made the
     index."""
     if (index.sequence_length, index.evaluation_fraction) != (sequence_length, evaluation_fraction):
@@ -143,11 +194,23 @@ def _check(index: TokenIndex, sequence_length: int, evaluation_fraction: float) 
     shards = math.ceil(index.tokens * np.dtype(index.dtype).itemsize / SHARD_BYTES)
     if len(index.shards) != shards or not all(isinstance(digest, str) for digest in index.shards):
         raise ValueError(f"shards has {len(index.shards)} entries; {index.tokens} tokens need the digests of {shards}")
+    _check_parts(index, sources, held_out_apart)
     left_out = index.left_out
     if not all(type(window) is int and 0 <= window < index.windows for window in left_out):
         raise ValueError(f"left_out has entries that are no numbers of its {index.windows} windows")
     if any(one >= other for one, other in pairwise(left_out)):
         raise ValueError("left_out is not in ascending order")
+
+
+def _check_parts(index: TokenIndex, sources: int, held_out_apart: bool) -> None:
+    if len(index.parts or (index.tokens,)) != sources or index.held_out_apart is not held_out_apart:
+        raise ValueError(
+            f"parts has {len(index.parts)} entries, and held_out_apart is {index.held_out_apart!r:.40}; the run has {sources} "
+            f"sources, {'one' if held_out_apart else 'none'} of them for held-out samples alone"
+        )
+    whole = all(type(part) is int and part > 0 for part in index.parts)
+    if index.parts and (not whole or sum(index.parts) != index.tokens):
+        raise ValueError(f"parts do not make its {index.tokens} tokens")
 
 
 def fetch(place: str, index: TokenIndex, file: BinaryIO) -> blake3:

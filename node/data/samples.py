@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from math import floor
 
@@ -12,6 +15,10 @@ from numpy.typing import NDArray
 
 # Epochs that no run reaches, for permutations that belong to no epoch.
 _HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
+# From here on, an epoch for each block of mixed samples; and the epochs of each source.
+_BLOCKS, _PASSES = 2**63, 2**48
+BLOCK = 1 << 16
+"""The positions of a run in which each source has its part."""
 
 
 NOT_LEARNT = -100
@@ -59,6 +66,49 @@ def training_samples(seed: int, number: int, *, micro_batch: int, count: int) ->
     return indices
 
 
+def mixed_samples(
+    seed: int, number: int, *, micro_batch: int, counts: Sequence[int], weights: Sequence[float]
+) -> NDArray[np.int64]:
+    """`training_samples` of several sources with these ``counts`` of samples, numbered one source after the other: int64 of shape
+    [micro_batch], values in [0, sum of ``counts``).
+
+    All positions of a run are cut into blocks. In each block every source has the same number of positions, by its weight, in an
+    order that is a function of (seed, block). A source's samples follow one permutation per pass, a function of (seed, source,
+    pass): each comes exactly once per pass.
+    """
+    shares = shares_of(weights)
+    positions = np.arange(number * micro_batch, (number + 1) * micro_batch, dtype=np.int64)
+    firsts, found = np.cumsum([0, *counts]), np.empty(micro_batch, dtype=np.int64)
+    for block in np.unique(positions // BLOCK).tolist():
+        sources, ranks = _block(seed, block, shares)
+        here = np.flatnonzero(positions // BLOCK == block)
+        places = positions[here] % BLOCK
+        for source in np.unique(sources[places]).tolist():
+            mine = sources[places] == source
+            drawn = block * shares[source] + ranks[places[mine]]
+            passes, rows = np.divmod(drawn, counts[source])
+            samples = np.empty(len(rows), dtype=np.int64)
+            for each in np.unique(passes).tolist():
+                samples[passes == each] = _pass(seed, source, each, counts[source])[rows[passes == each]]
+            found[here[mine]] = firsts[source] + samples
+    return found
+
+
+def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
+    """The number of positions of each source in a block: by its weight, and at least 1. The sum is BLOCK."""
+    exact = [Fraction(weight) * BLOCK / sum(map(Fraction, weights)) for weight in weights]
+    shares = [max(1, floor(share)) for share in exact]
+    order = sorted(range(len(exact)), key=lambda source: shares[source] - exact[source])
+    for source in itertools.cycle(order):
+        if (missing := BLOCK - sum(shares)) == 0:
+            return tuple(shares)
+        if missing > 0:
+            shares[source] += 1
+        else:
+            shares[shares.index(max(shares))] -= 1
+    raise AssertionError("there are no sources")
+
+
 def evaluation_samples(micro_batch_number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:
     """The held-out samples of one evaluation micro-batch: int64 of shape [micro_batch], values in [0, count).
 
@@ -85,6 +135,23 @@ def held_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np
 def held_out_count(count: int, fraction: float) -> int:
     """How many of ``count`` samples `held_out` holds out."""
     return min(max(floor(count * fraction), 1), count - 1)
+
+
+@lru_cache(maxsize=4)
+def _block(seed: int, block: int, shares: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By position in the block, its source, and the number of positions of that source before it."""
+    order = _permutation(seed, _BLOCKS + block, BLOCK)
+    sources = np.repeat(np.arange(len(shares), dtype=np.int64), shares)[order]
+    ranks = np.empty(BLOCK, dtype=np.int64)
+    for source, share in enumerate(shares):
+        ranks[sources == source] = np.arange(share)
+    return sources, ranks
+
+
+@lru_cache(maxsize=128)
+def _pass(seed: int, source: int, number: int, count: int) -> NDArray[np.int64]:
+    """The order of a source's samples in one pass."""
+    return _permutation(seed, source * _PASSES + number, count)
 
 
 @lru_cache(maxsize=3)

@@ -15,11 +15,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.cache import is_usable, shared
-from dtfm.node.data.messages import MESSAGES, Conversation
+from dtfm.node.data.messages import Conversation
 from dtfm.node.data.rendered import Rendered
-from dtfm.node.data.sources import Document, Reading, conversations, documents, state_of
+from dtfm.node.data.sources import Document, Reading, Source, conversations, documents, state_of
 from dtfm.node.data.tokenizer import Tokenizer, between_documents
-from dtfm.protos import plan_pb2
 
 log = logging.getLogger(__name__)
 
@@ -32,42 +31,40 @@ _PROGRESS_SECONDS = 2.0  # between two log lines while reading
 _AT_ONCE = 1 << 21  # characters that are tokenized together: enough for many cores, tens of MB
 
 
-def talks(data: plan_pb2.Run.Data) -> bool:
-    """Whether the source holds conversations."""
-    return str(data.text_field) == MESSAGES
-
-
 def read_tokens(
-    data: plan_pb2.Run.Data,
+    source: Source,
     tokenizer: Tokenizer,
     cache: Path | None,
     allowed: Sequence[str],
     reading: Reading = lambda done, of: None,
+    *,
+    is_marked: bool,
 ) -> NDArray[Any]:
-    """All tokens of the source. In conversations, a token that is not learnt is its id plus the tokenizer's size.
+    """All tokens of the source. In conversations, a token that is not learnt is its id plus the tokenizer's size. ``is_marked``:
+    the run has such sources, so that all are stored in a dtype that has room for these.
 
     Raises ValueError if the source cannot be read, or for an id that the tokenizer should not make.
     """
-    dtype = stored_dtype(tokenizer, is_marked=talks(data))
+    dtype = stored_dtype(tokenizer, is_marked=is_marked)
 
     def make(file: BinaryIO) -> blake3:
-        if talks(data):
-            made = conversation_tokens(conversations(data.source, allowed, reading), tokenizer)
+        if source.talks:
+            made = conversation_tokens(conversations(source, allowed, reading), tokenizer)
         else:
-            made = text_tokens(documents(data.source, data.text_field, allowed, reading), tokenizer)
+            made = text_tokens(documents(source, allowed, reading), tokenizer)
         digest = write(made, dtype, file)
-        if state_of(data.source, allowed) != before:
-            raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
+        if state_of(source, allowed) != before:
+            raise ValueError(f"{source.key}: {source.place!r} changed while it was read; start again when it does not")
         return digest
 
     try:
-        before = state_of(data.source, allowed)
-        named = f"{_READING}\n{data.source}\n{data.text_field}\n{before}\n{tokenizer.separator}\n".encode()
+        before = state_of(source, allowed)
+        named = f"{_READING}\n{source.reading}\n{dtype}\n{before}\n{tokenizer.separator}\n".encode()
         name = blake3(named + tokenizer.identity).hexdigest(16) if tokenizer.identity else ""
         return stored(cache, name, dtype, make, lasting=before != "")
     except OSError as problem:
         raise ValueError(
-            f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
+            f"{source.key}: {source.place!r} could not be read, or its tokens not stored: {problem}"
         ) from problem
 
 

@@ -12,6 +12,7 @@ import time
 
 from dtfm.node.data.allowed import EVERYTHING, Allowed
 from dtfm.node.data.problems import in_full, sentence_of
+from dtfm.node.data.sources import named
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.doctor.wish import Wish
 from dtfm.node.host.device import open_device
@@ -122,4 +123,4 @@ def _difference(mine: Prepared, others: Prepared) -> Finding | None:
 
 def _wants(run: Run) -> str:
     its = run.model.pretrained or run.model.module or run.model.family
-    return f"this machine may use what it names: data {run.data.source}, model {its}, tokenizer {run.data.tokenizer}"
+    return f"this machine may use what it names: data {named(run.data)}, model {its}, tokenizer {run.data.tokenizer}"

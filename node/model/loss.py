@@ -30,8 +30,8 @@ LEAST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """``mean`` is a micro-batch's loss in nats: the mean over its samples of each sample's mean over its learnt labels (see
-    label_weights). It is a scalar, detached, float32 (float64 for float64 logits).
+    """``mean`` is a micro-batch's loss in nats: the sum over its learnt labels, each with its weight (see label_weights). It is a
+    scalar, detached, float32 (float64 for float64 logits).
 
     ``weighted`` is ``mean`` times its weight in the loss that is trained, with its graph: the backward pass starts there, with
     gradient 1.
@@ -41,14 +41,17 @@ class Scored:
     weighted: torch.Tensor
 
 
-def label_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight of each label in a micro-batch's mean loss, of the shape of ``labels`` ([b, ...]).
+def label_weights(labels: torch.Tensor, dtype: torch.dtype, per_label: float | None = None) -> torch.Tensor:
+    """The weight of each label in a micro-batch's loss, of the shape of ``labels`` ([b, ...]). A label that is not learnt has
+    weight 0.
 
-    The loss of a sample is the mean over its learnt labels. The loss of a micro-batch, or of a step, is the mean over its
-    samples. So the weights of a sample's learnt labels are equal, and sum to 1 / b. A label that is not learnt has weight 0. A
-    sample without learnt labels has weights of 0. The weights depend on each sample alone, wherever the others are computed.
+    With ``per_label``, each learnt label has this weight. Otherwise the loss of a sample is the mean over its learnt labels, and
+    the loss of a micro-batch, or of a step, is the mean over its samples. So the weights of a sample's learnt labels are equal,
+    and sum to 1 / b. The weights depend on each sample alone, wherever the others are computed.
     """
     learnt = (labels != NOT_LEARNT).to(dtype)
+    if per_label is not None:
+        return learnt * per_label
     each = learnt.flatten(1).sum(1) if labels.ndim > 1 else learnt
     share = 1 / (len(labels) * each.clamp(min=1))
     return learnt * share.view(-1, *[1] * (labels.ndim - 1))
@@ -62,18 +65,19 @@ def loss_of_part(
     parameters: Sequence[torch.nn.Parameter],
     weight: float = 1.0,
     apart: bool = False,
+    per_label: float | None = None,
 ) -> Scored:
     """The loss of the last stage's ``part`` for its input ``x`` and ``labels`` int64 [b, ...]: [b, s] for language models, and
     [b] for classifiers.
 
-    ``parameters`` include all parameters that the part's head reads. ``classes`` is the width of its logits. If there are
-    several chunks, and gradients are wanted, the gradients of all chunks but the last are added to the parameters' ``.grad``
-    here: call the backward pass exactly once. With ``apart``, nothing is added to any ``.grad``: the backward pass is
-    torch.autograd.grad, for the input and ``parameters``.
+    ``per_label``: see label_weights. ``parameters`` include all parameters that the part's head reads. ``classes`` is the width
+    of its logits. If there are several chunks, and gradients are wanted, the gradients of all chunks but the last are added to
+    the parameters' ``.grad`` here: call the backward pass exactly once. With ``apart``, nothing is added to any ``.grad``: the
+    backward pass is torch.autograd.grad, for the input and ``parameters``.
     """
     head, hidden = part.head or _logits_themselves, part.body(x)
     flat, targets = hidden.flatten(0, -2), labels.flatten()
-    counts = label_weights(labels, _wide_dtype(hidden)).flatten()
+    counts = label_weights(labels, _wide_dtype(hidden), per_label).flatten()
     size = chunk_tokens(len(flat), classes)
     if size == len(flat):
         whole = _mean(head(flat), targets, counts)

@@ -141,7 +141,7 @@ class Placement:
     """By bucket of the stage, its group over all islands. Empty without rounds."""
     rounds: Rounds = NO_ROUNDS
     owed: Owed = NOTHING_OWED
-    island_micro_batches: int = 0
+    places: range = range(0)
     """The micro-batches of a step that the island computes."""
     all_micro_batches: int = 0
     """The micro-batches of a step."""
@@ -180,7 +180,7 @@ class Placement:
         The factors of the island's holders add up to the island's share of a step's samples. Under a sparse codec one of the
         holders brings in the whole share.
         """
-        of_island = self.island_micro_batches / self.all_micro_batches
+        of_island = len(self.places) / self.all_micro_batches
         return of_island if codec.sparse else of_island / len(self.groups[bucket].members)
 
 
@@ -228,7 +228,7 @@ def placement_of(
         else {},
         rounds=plan.rounds,
         owed=plan.owed,
-        island_micro_batches=sum(stage.loads),
+        places=plan.places[number],
         all_micro_batches=len(training),
         island=number,
         trained_before=trained_before,

@@ -71,9 +71,10 @@ class Stage:
         weight: float = 1.0,
         positions: torch.Tensor | None = None,
         only: Sequence[nn.Parameter] | None = None,
+        per_label: float | None = None,
     ) -> Scored:
-        """The loss of one micro-batch on the last stage. ``x`` and ``positions`` as for `forward`, ``labels`` as for
-        `loss_of_part`.
+        """The loss of one micro-batch on the last stage. ``x`` and ``positions`` as for `forward`, ``labels`` and
+        ``per_label`` as for `loss_of_part`.
 
         Unless gradients are off, the backward pass must follow, once: see there. With ``only``, the backward pass is
         torch.autograd.grad for the input and some of these parameters, and nothing is added to any `.grad`. Not thread-safe.
@@ -83,7 +84,7 @@ class Stage:
         if only is not None:
             read = [parameter for parameter in read if any(parameter is wanted for wanted in only)]
         part, classes = replace(self._part, body=self._body(positions)), self.model.layers[last].output[-1]
-        return loss_of_part(part, self._given(x), labels, classes, read, weight, apart=only is not None)
+        return loss_of_part(part, self._given(x), labels, classes, read, weight, only is not None, per_label)
 
     def _body(self, positions: torch.Tensor | None) -> Forward:
         return self._part.body if positions is None else partial(self._part.body, positions=positions)

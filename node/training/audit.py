@@ -173,8 +173,7 @@ class _Again:
         x, given = self._inputs(each)
         positions = compute.positions(each.number)
         if placement.last:
-            weight = compute.micro_batch / compute.global_batch
-            scored = stage.loss(x, compute.labels(each.number), weight, positions, parameters)
+            scored = compute.loss(x, compute.labels(each.number), positions, parameters)
             root, mine = scored.weighted, float(scored.mean)
             self.losses = max(self.losses, _error(each.loss - mine, mine))
         else:

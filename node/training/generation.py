@@ -10,16 +10,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, starmap
 
+import numpy as np
 import torch
 
 from dtfm.kernels.codec import Codec, Encoded, codec_named, encode, encoded_bytes
 from dtfm.kernels.memory import give_back
-from dtfm.node.data.dataset import Batch
-from dtfm.node.data.samples import evaluation_samples, training_samples
+from dtfm.node.data.dataset import Batch, Indices
+from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.host.work import WORK
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.loss import Scored
 from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms, terms_of
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
@@ -27,6 +29,7 @@ from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.contribution_bound import ContributionBound
+from dtfm.node.training.loss_weights import LossWeights, Part, by_sample, by_token
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.pipeline import Compute, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
@@ -226,11 +229,12 @@ class Generation:
         """The functions that compute any micro-batch of ``step``."""
         trained, of_step = self.placement.rounds.trained(step), self.placement.all_micro_batches
         taken = self.placement.owed.taken(trained, range(of_step), of_step)
-        return self.computing_these([*chain.from_iterable(starmap(range, taken))])
+        numbers = [*chain.from_iterable(starmap(range, taken))]
+        return self._compute(partial(self._training_batch, numbers), self._weights(numbers, self.placement.places))
 
     def computing_these(self, of_step: Sequence[int]) -> Compute:
-        """The same for a step that has these micro-batches of the run."""
-        return self._compute(partial(self._training_batch, of_step))
+        """The same for a step that has these micro-batches of the run, all of them of one island."""
+        return self._compute(partial(self._training_batch, of_step), self._weights(of_step, range(len(of_step))))
 
     def offer(self, step: int) -> Offer:
         """The tensors sent in ``step``, the one last trained."""
@@ -270,7 +274,8 @@ class Generation:
             what = What(kind, self.number, step, number, 0, tensor.numel(), tensor.dtype)
             self._sender.send(destination, what, self._sender.encode(what, tensor, self.codecs.of(kind, destination)))
 
-        return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), self._queue, send)
+        compute = self._compute(self._evaluation_batch, self._weights_of_held_out())
+        return pipeline.evaluate(self.placement, step, compute, self._queue, send)
 
     def close(self, reason: str) -> None:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""
@@ -359,7 +364,7 @@ class Generation:
     def _tell_final(self, step: int, bucket: int) -> None:
         self.reducer.queue.put(step, Final(bucket, after(self.stage.device)))
 
-    def _compute(self, batch: Callable[[int], Batch]) -> Compute:
+    def _compute(self, batch: Callable[[int], Batch], weights: LossWeights) -> Compute:
         stage, train = self.stage, self._loaded.run.train
         shape = stage.model.activation_shape
 
@@ -367,9 +372,18 @@ class Generation:
             found = self._loaded.data.positions(batch(number)[0])
             return None if found is None else brought(found, stage.device)
 
+        def loss(
+            x: torch.Tensor,
+            labels: torch.Tensor,
+            positions: torch.Tensor | None,
+            only: Sequence[torch.nn.Parameter] | None = None,
+        ) -> Scored:
+            scored = stage.loss(x, labels, weights.micro_batch, positions, only, weights.label)
+            return Scored(scored.mean * weights.told, scored.weighted)
+
         return Compute(
             forward=stage.forward,
-            loss=stage.loss,
+            loss=loss,
             inputs=lambda number: brought(batch(number)[0], stage.device),
             labels=lambda number: brought(batch(number)[1], stage.device),
             positions=positions if self._loaded.data.sample.isolated else lambda number: None,
@@ -377,14 +391,43 @@ class Generation:
             output_shape=shape(stage.past_last - 1, train.micro_batch),
             device=stage.device,
             micro_batch=train.micro_batch,
-            global_batch=train.micro_batch * self.placement.island_micro_batches,
         )
+
+    def _weights(self, of_step: Sequence[int], places: range) -> LossWeights:
+        """``of_step``: the micro-batches of the run that a step has. ``places``: of them, the island's."""
+        if not self._counts_tokens:
+            return by_sample(len(places))
+
+        def learnt(numbers: Sequence[int]) -> Part:
+            samples = np.concatenate([self._samples(number) for number in numbers])
+            return Part(len(numbers), self._loaded.data.training_learnt(samples))
+
+        of_island = learnt(of_step[places.start : places.stop])
+        return by_token(of_island, learnt(of_step) if len(places) < len(of_step) else of_island)
+
+    def _weights_of_held_out(self) -> LossWeights:
+        train, data = self._loaded.run.train, self._loaded.data
+        number = train.evaluation_samples // train.micro_batch
+        if not self._counts_tokens:
+            return by_sample(number)
+        samples = evaluation_samples(0, micro_batch=train.evaluation_samples, count=data.evaluation_count)
+        whole = Part(number, data.evaluation_learnt(samples))
+        return by_token(whole, whole)
+
+    @property
+    def _counts_tokens(self) -> bool:
+        """Whether this node needs the numbers of learnt tokens: a node without the last layer computes no loss, and may not have
+        the samples."""
+        return self._loaded.run.train.loss_per_token and self.placement.last
+
+    def _samples(self, number: int) -> Indices:
+        """The training samples of a micro-batch of the run."""
+        run = self._loaded.run
+        return self._loaded.data.training_samples(run.seed, number, run.train.micro_batch)
 
     def _training_batch(self, of_step: Sequence[int], number: int) -> Batch:
         """``of_step``: which micro-batches of the run a step has."""
-        train, data, seed = self._loaded.run.train, self._loaded.data, self._loaded.run.seed
-        indices = training_samples(seed, of_step[number], micro_batch=train.micro_batch, count=data.training_count)
-        return data.training_batch(indices)
+        return self._loaded.data.training_batch(self._samples(of_step[number]))
 
     def _evaluation_batch(self, number: int) -> Batch:
         data, train = self._loaded.data, self._loaded.run.train

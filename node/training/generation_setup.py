@@ -63,7 +63,7 @@ def set_up(
     progress = None
     if earlier is not None:
         # Gradients are means over the island's share of a step, which must be the same.
-        if stage is not None and earlier.placement.island_micro_batches == placement.island_micro_batches:
+        if stage is not None and earlier.placement.places == placement.places:
             progress = _usable_progress(earlier.progress, placement, assignment)
         if progress is None:
             earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -40,6 +40,19 @@ Topic = tuple[Literal["train", "evaluate"], int]
 Send = Callable[[Kind, str, int, torch.Tensor], object]
 
 
+class Loss(Protocol):
+    """Computes the loss of a micro-batch on the last stage: see Compute."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None,
+        only: Sequence[torch.nn.Parameter] | None = None,
+        /,
+    ) -> Scored: ...
+
+
 class NonFinite(Exception):
     """A tensor is NaN or infinite. ``source``: the node that has sent it; empty: it was computed here."""
 
@@ -58,8 +71,8 @@ def is_finite(tensor: torch.Tensor) -> torch.Tensor:
 class Outcome:
     """The result of a step.
 
-    loss_sum: over this node's samples if it is of the last stage, else 0.
-    losses: the means of its micro-batches.
+    loss_sum: the losses of its micro-batches, each times its samples, if this node is of the last stage; otherwise 0.
+    losses: of its micro-batches. Their mean over all micro-batches of the step is the step's loss.
     The seconds in which the device computed, and the seconds in which this thread waited for peers. A GPU may compute while the
     thread waits, so the two may overlap.
     """
@@ -76,13 +89,14 @@ class Compute:
     """The pipeline's view of the model and the data.
 
     forward: maps the stage's input and positions to its output.
-    loss: maps the last stage's input, labels, the loss's weight and positions to the mean over samples; see Stage.loss.
+    loss: maps the last stage's input, labels and positions to its loss, weighted as the step needs it (see LossWeights). With
+    parameters as a fourth argument, their gradients are apart, as with ``only`` in Stage.loss.
     inputs, labels, positions: of a micro-batch. Positions are None unless documents are isolated.
-    The shapes are of the stage's input and output. ``micro_batch`` and ``global_batch`` are in samples.
+    The shapes are of the stage's input and output. ``micro_batch`` is in samples.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-    loss: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None], Scored]
+    loss: Loss
     inputs: Callable[[int], torch.Tensor]
     labels: Callable[[int], torch.Tensor]
     positions: Callable[[int], torch.Tensor | None]
@@ -90,7 +104,6 @@ class Compute:
     output_shape: tuple[int, ...]
     device: torch.device
     micro_batch: int
-    global_batch: int
 
 
 @dataclass(slots=True)
@@ -155,7 +168,7 @@ class TrainingStep:
         return Outcome(sum(means, 0.0) * micro_batch, len(means) * micro_batch, self._work.seconds, self._waited, means)
 
     def _losses(self) -> tuple[float, ...]:
-        """By micro-batch, the mean loss. Raises NonFinite."""
+        """By micro-batch, the loss. Raises NonFinite."""
         numbers = self._placement.micro_batches
         means = _read([self._progress.losses[number] for number in numbers])
         wrong = [f"{number} is {mean}" for number, mean in zip(numbers, means, strict=True) if not math.isfinite(mean)]
@@ -215,8 +228,7 @@ class TrainingStep:
         progress, compute = self._progress, self._compute
         self._enter(number)
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
-            weight = compute.micro_batch / compute.global_batch
-            scored = compute.loss(self._input(number), compute.labels(number), weight, compute.positions(number))
+            scored = compute.loss(self._input(number), compute.labels(number), compute.positions(number))
         progress.losses[number] = scored.mean
         root = scored.weighted
         del scored
@@ -251,7 +263,7 @@ class TrainingStep:
 def evaluate(
     placement: Placement, step: int, compute: Compute, queue: TopicQueue[Topic, Arrival], send: Send
 ) -> tuple[float, ...]:
-    """The mean loss of each of this node's held-out micro-batches, in ascending order of number; empty unless on the last stage.
+    """The loss of each of this node's held-out micro-batches, in ascending order of number; empty unless on the last stage.
     Raises Closed."""
     losses = dict[int, torch.Tensor]()
     for number in placement.evaluation_micro_batches:
@@ -262,7 +274,7 @@ def evaluate(
             arrival = queue.get(("evaluate", step))
             number, x = arrival.header.index, arrival.decoded(compute.device).view(compute.input_shape)
         if placement.last:
-            losses[number] = compute.loss(x, compute.labels(number), 1.0, compute.positions(number)).mean
+            losses[number] = compute.loss(x, compute.labels(number), compute.positions(number)).mean
         else:
             y = compute.forward(x, compute.positions(number))
             send(Kind.EVALUATION, placement.evaluation_next[number], number, y)

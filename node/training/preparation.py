@@ -18,9 +18,11 @@ import torch
 from dtfm.compiled_code import compile_apart
 from dtfm.kernels.with_cupy import prepare
 from dtfm.node.data.allowed import Allowed, check_places
-from dtfm.node.data.dataset import Agreed, Data, is_text, load_data, text_sample
+from dtfm.node.data.dataset import Agreed, Data
+from dtfm.node.data.load import is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
 from dtfm.node.data.reaching import give_leave
+from dtfm.node.data.sources import named
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16, why_slow_in_fp32
 from dtfm.node.host.long_parts import long_part
@@ -86,7 +88,7 @@ class Preparation:
         else:
             self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
             its = run.model.pretrained or run.model.module or run.model.family
-            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, its)
+            log.info("run %r: loading its data (%s) and its model (%s)", run.name, named(run.data), its)
             does = self._equipment.progress.does
             model, data = read_run(run, allowed, self._equipment.tokens, agreed, does)
             does(Doing.COMPILING)

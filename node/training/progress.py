@@ -33,7 +33,7 @@ class Progress:
     inputs, outputs: of micro-batches in flight, on the device; of outputs the graphs alone. A first stage has no inputs, a last
     stage no outputs.
     finished: micro-batches whose backward pass is done, or queued on the device, with their gradients added to the buckets'.
-    losses: the means (scalars on the device), on the last stage.
+    losses: scalars on the device, on the last stage.
     sent: tensors that were sent to the neighbours or are for them, encoded in the host's memory.
 
     unreduced: by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.

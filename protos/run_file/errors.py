@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,6 +12,7 @@ _SHOWN_CHARACTERS = 80
 
 _WANTED = {
     "value_error": "{error}",
+    "missing": "must be given",
     "literal_error": "must be one of {expected}",
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be above {gt}",
@@ -55,7 +56,9 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:
-    table: Any = model.model_fields[path[0]].annotation if len(path) > 1 else model
+    table: Any = model
+    for part in path[:-1]:
+        table = get_args(table)[0] if isinstance(part, int) else table.model_fields[part].annotation
     known = sorted(table.model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""The run file: what is trained, on which data, and how. tables.py describes its keys."""
+"""The run file: what is trained, on which data, and how. tables.py and data_tables.py describe its keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
+from dtfm.protos.run_file.data_tables import Data
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
-from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Network, Notify, Table, Track, Train, Trust
+from dtfm.protos.run_file.tables import (
+    Checkpoint,
+    Cluster,
+    Model,
+    Network,
+    Notify,
+    Table,
+    Track,
+    Train,
+    Trust,
+)
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -45,6 +56,14 @@ class RunFile(Table):
     trust: Trust = Field(default_factory=Trust)
     notify: Notify = Field(default_factory=Notify, exclude=True, repr=False)
     track: Track = Field(default_factory=Track, exclude=True)
+
+    @field_validator("train")
+    @classmethod
+    def _loss_per_is_known(cls, train: Train, info: ValidationInfo) -> Train:
+        data = info.data.get("data")
+        if train.loss_per != "auto" or data is None:
+            return train
+        return train.model_copy(update={"loss_per": "token" if data.talks else "sample"})
 
     @field_validator("cluster")
     @classmethod
@@ -115,7 +134,7 @@ class RunFile(Table):
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
-        other_ways = {"precision", "rounds", "schedule", "activation_checkpointing", "optimizer_state"}
+        other_ways = {"precision", "rounds", "schedule", "activation_checkpointing", "optimizer_state", "loss_per"}
         train, pretrained = self.train.model_dump(exclude=other_ways), self.model.pretrained
         if self.own_weights is not None:
             pretrained = f"{COORDINATORS_DISK}/{PRETRAINED}"
@@ -137,6 +156,7 @@ class RunFile(Table):
                 **train,
                 precision=PRECISIONS[self.with_precision(bf16=False).train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
+                loss_per_token=self.train.loss_per == "token",
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

@@ -104,54 +104,6 @@ class Model(Table):
         return module
 
 
-class Data(Table):
-    """The text to train on. Every node reads it for itself, so every node must be able to reach it."""
-
-    source: str = Field(
-        default="python-stdlib",
-        min_length=1,
-        max_length=4096,
-        description='"python-stdlib" (the source text of the installed Python), a glob of .txt or .jsonl files, or "hf:NAME" or '
-        '"hf:NAME:CONFIG", a data set on the Hugging Face hub.',
-    )
-    tokenizer: str = Field(
-        default="",
-        max_length=4096,
-        description='"bytes" (one token per byte), or a tokenizer\'s folder or its name on the Hugging Face hub. Default: '
-        "the tokenizer of `model.pretrained`, or bytes if there is no such model.",
-    )
-    sequence_length: int = Field(default=256, ge=2, le=1 << 20, description="Tokens per sample.")
-    text_field: str = Field(
-        default="text",
-        min_length=1,
-        max_length=256,
-        description='For .jsonl files and data sets of the hub: the field that holds the text. "messages" holds conversations '
-        '(messages with "role" and "content"). The tokenizer\'s chat template renders them, and the run learns only the '
-        "assistant's words. A sample's loss is then the mean over its learnt tokens. A step's loss is the mean over its samples.",
-    )
-    evaluation_fraction: float = Field(
-        default=0.05,
-        gt=0,
-        lt=1,
-        description="Fraction of the samples that the run holds out for evaluation and never trains on.",
-    )
-    isolate_documents: bool = Field(
-        default=False,
-        description="Whether attention stops at the borders of documents that share a sample. Positions begin again there. "
-        "It needs a model family that is known to support this, and a tokenizer with an end-of-text token. It is not for "
-        "conversations. With it every node keeps the tokens; without it, only nodes of the first and the last stage do.",
-    )
-
-    @field_validator("isolate_documents")
-    @classmethod
-    def _isolation_fits(cls, isolated: bool, info: ValidationInfo) -> bool:
-        if isolated and info.data.get("text_field") == "messages":
-            raise ValueError(
-                "is for text: turns of conversations often end with the token that ends a document; leave it out"
-            )
-        return isolated
-
-
 class Train(Table):
     """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
 
@@ -201,6 +153,13 @@ class Train(Table):
         default=0.95, ge=0, lt=1, description="AdamW's decay rate of the squared gradient's running mean."
     )
     epsilon: float = Field(default=1e-8, gt=0, le=1, description="AdamW's term that prevents a division by zero.")
+    loss_per: Literal["auto", "token", "sample"] = Field(
+        default="auto",
+        description='What counts alike in the loss of a step. "token": each learnt token of the step, on whatever node, as with '
+        'other trainers. "sample": each sample, so that the learnt tokens of a sample with few of them count more. With `rounds` '
+        'and "token", each island trains the mean over its own learnt tokens. "auto": "token" for conversations, and otherwise '
+        '"sample", which is the same where all tokens are learnt.',
+    )
     clip_norm: float = Field(
         default=1.0,
         ge=0,

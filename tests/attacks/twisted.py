@@ -343,7 +343,8 @@ def mislabelled() -> Iterator[None]:
     loss, train_again, audits = Stage.loss, round_again._train, list[bool]()
 
     def reversed_labels(self: Stage, x: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Scored:
-        trains = torch.is_grad_enabled() and len(rest) < 3 and not audits
+        _weight, _positions, only, *_ = rest  # an audit names the parameters whose gradients it wants
+        trains = torch.is_grad_enabled() and only is None and not audits
         return loss(self, x, labels.flip(-1) if trains else labels, *rest)
 
     def audited(*step: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.model.load import load_model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos.plan_pb2 import Run

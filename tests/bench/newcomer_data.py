@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.sources import standard_library
 from dtfm.protos import plan_pb2
 from tests.bench.rows import Row, show
@@ -24,7 +24,8 @@ NODE = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from dtfm.node.data.dataset import Agreed, load_data
+from dtfm.node.data.dataset import Agreed
+from dtfm.node.data.load import load_data
 from dtfm.protos import plan_pb2
 run = plan_pb2.Run.FromString(bytes.fromhex(sys.argv[1]))
 agreed = Agreed(bytes.fromhex(sys.argv[3]), 1.0) if sys.argv[3] else None

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import measure_flops
 from dtfm.node.model.load import load_model

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 
 import torch
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.model.load import load_model
 from dtfm.protos.run_file.run_file import parse_run
 from tests.bench.rows import Row, show

@@ -26,7 +26,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dtfm.coordinator.core.step.commits import learning_rate
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import Terms, adamw, squared_norms

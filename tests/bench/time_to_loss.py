@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.formats.paper import Network as Paper
 from dtfm.scheduler.model.cluster import Cluster as Network

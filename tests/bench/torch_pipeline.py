@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.plain import batch, whole_model
 

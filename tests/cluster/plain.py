@@ -20,8 +20,9 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.kernels.codec import Codec, decode, encode
-from dtfm.node.data.dataset import Data, load_data
-from dtfm.node.data.samples import evaluation_samples, training_samples
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
+from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import FP64, Run
@@ -56,7 +57,7 @@ def plain_losses(
         positions = data.positions(inputs)
         # With a cache, transformers would not look for documents.
         more = {} if positions is None else {"position_ids": positions, "use_cache": False}
-        loss = mean_loss(module(inputs, **more), labels)
+        loss = mean_loss(module(inputs, **more), labels, per_token=train.loss_per_token)
         torch.autograd.backward(loss)
         yield loss.item()
         update(run, module, optimizer, step)
@@ -114,17 +115,20 @@ def losses_of_islands(
                 copies = {island: (module, adamw_of(run, module)) for island, (module, _) in copies.items()}
         else:
             total = torch.zeros((), dtype=anchor.dtype, device=device)
+            counted = {island: len(mine) for island, mine in numbers.items()}
+            if train.loss_per_token:
+                counted = {i: int((whole_batch(run, data, mine)[1] >= 0).sum()) for i, mine in numbers.items()}
             for island, (module, optimizer) in copies.items():
                 inputs, labels = whole_batch(run, data, numbers[island])
-                of_island = mean_loss(module(inputs.to(device)), labels.to(device))
+                of_island = mean_loss(module(inputs.to(device)), labels.to(device), per_token=train.loss_per_token)
                 torch.autograd.backward(of_island)
-                total += of_island.detach() * (len(numbers[island]) / whole)
+                total += of_island.detach() * (counted[island] / sum(counted.values()))
                 update(run, module, optimizer, step)
             loss = total.item()
             if exchanges(step) is None:
                 anchor = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
         if held_out is not None and exchanges(step) is not False:
-            held_out[step] = held_out_loss(data, module, train.evaluation_samples, device)
+            held_out[step] = held_out_loss(run, data, module, train.evaluation_samples, device)
         yield loss
 
 
@@ -187,29 +191,32 @@ class SparseSums:
         return arrived
 
 
-def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
+def mean_loss(output: Any, labels: torch.Tensor, *, per_token: bool) -> torch.Tensor:
+    """The mean over the learnt tokens, or over the samples of each one's mean."""
     logits = output if isinstance(output, torch.Tensor) else output.logits
     if labels.ndim == 1:
         return functional.cross_entropy(logits, labels)
+    if per_token:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     return torch.stack([functional.cross_entropy(x, y) for x, y in zip(logits, labels, strict=True)]).mean()
 
 
 def plain_held_out_loss(run: Run, module: Any, count: int) -> float:
     """The mean loss of ``module`` over the first ``count`` held-out samples of a run that trains text."""
-    return held_out_loss(load_data(run), module, count)
+    return held_out_loss(run, load_data(run), module, count)
 
 
-def held_out_loss(data: Data, module: Any, count: int, device: torch.device = CPU) -> float:
+def held_out_loss(run: Run, data: Data, module: Any, count: int, device: torch.device = CPU) -> float:
     """The mean loss of ``module``, which is on ``device``, over the first ``count`` held-out samples of a text."""
     inputs, labels = data.evaluation_batch(evaluation_samples(0, micro_batch=count, count=data.evaluation_count))
     with torch.no_grad():
-        return float(mean_loss(module(inputs.to(device)), labels.to(device)))
+        output = module(inputs.to(device))
+        return float(mean_loss(output, labels.to(device), per_token=run.train.loss_per_token))
 
 
 def batch(run: Run, data: Data, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The inputs and labels of one of the run's micro-batches."""
-    count = data.training_count
-    return data.training_batch(training_samples(run.seed, number, micro_batch=run.train.micro_batch, count=count))
+    return data.training_batch(data.training_samples(run.seed, number, run.train.micro_batch))
 
 
 def whole_batch(run: Run, data: Data, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.protos.plan_pb2 import FP64, Run
 from tests.cluster.plain import Changes, adamw_of, changed, mean_loss, update, whole_batch, whole_model
 
@@ -34,7 +34,7 @@ def losses_as_logged(run: Run, events: Sequence[Event]) -> Iterator[float]:
         if event["event"] == "step_committed":
             of_step = run.train.global_batch // run.train.micro_batch
             inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
-            loss = mean_loss(module(inputs), labels)
+            loss = mean_loss(module(inputs), labels, per_token=run.train.loss_per_token)
             torch.autograd.backward(loss)
             yield loss.item()
             run = changed(run, changes.get(step, {}))

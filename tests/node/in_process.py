@@ -16,7 +16,8 @@ import torch
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node.data.allowed import Allowed
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of

@@ -103,10 +103,11 @@ class _Feed:
         self._forward = 0
         self._left = list(placement.micro_batches)
         zeros = partial(torch.zeros, dtype=torch.int64, device=stage.device)
+        weight = 1 / len(placement.micro_batches)
         labels = zeros((train.micro_batch, *stage.model.layers[-1].output[:-1]))
         self.compute = Compute(
             forward=stage.forward,
-            loss=stage.loss,
+            loss=lambda x, labels, positions, only=None: stage.loss(x, labels, weight, positions, only),
             inputs=lambda _: zeros((train.micro_batch, *stage.model.sample.shape)),
             labels=lambda _: labels,
             positions=lambda _: None,
@@ -114,7 +115,6 @@ class _Feed:
             output_shape=self._output,
             device=stage.device,
             micro_batch=train.micro_batch,
-            global_batch=train.micro_batch * len(placement.micro_batches),
         )
         for _ in range(1 if placement.last else placement.in_flight):
             self._let_in()

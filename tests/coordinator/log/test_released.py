@@ -16,6 +16,8 @@ import pytest
 
 from dtfm import __version__
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.every_event import EVERY_EVENT
 
 RELEASED = Path(__file__).parent / "released"
@@ -49,6 +51,14 @@ def test_this_versions_events_are_all_there() -> None:
     (last,) = (file for file in RELEASED.iterdir() if file.stem == __version__)
     kinds = {json.loads(line)["event"] for line in last.read_text().splitlines()}
     assert kinds >= {event.event for event in EVERY_EVENT}
+
+
+def test_a_run_of_before_goes_on_training_as_it_did() -> None:
+    """Each sample of conversations counted alike then, and a run that began so does not change in the middle."""
+    began = {"data": {"text_field": "messages"}, "train": {"steps": 9}}
+    for event in (ev.RunStarted("5a", began), ev.RunResumed("from the log", began, began)):
+        ledger = event.apply(Ledger())
+        assert parse_run(ledger.run, "the log").train.loss_per == "sample"
 
 
 def test_what_is_lost_is_named() -> None:

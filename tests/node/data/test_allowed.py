@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.node.data.allowed import EVERYTHING, check_places, read_allowed
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.protos.plan_pb2 import Run
 
 

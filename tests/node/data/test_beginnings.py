@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from dtfm.node.data import sources, tokens
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.tokenizer import Pretrained, load_tokenizer
 from dtfm.node.model.generate_text import prompt_ids
 from dtfm.protos import plan_pb2
@@ -118,7 +118,7 @@ def test_a_long_document_is_tokenized_as_if_it_were_never_cut(
     name = make_metaspace_tokenizer(tmp_path / "tokenizer", TEXT, scheme)
     monkeypatch.setattr(sources, "PIECE", 60)
     (tmp_path / "a.txt").write_text(TEXT * 40)
-    made = tokens.text_tokens(sources.documents(str(tmp_path / "a.txt"), "text"), load_tokenizer(name))
+    made = tokens.text_tokens(sources.documents(sources.Source(str(tmp_path / "a.txt"))), load_tokenizer(name))
     assert [int(id) for each in made for id in each] == ids(name, TEXT * 40)
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from dtfm.node.data import cache as cache_module, sources, tokens
 from dtfm.node.data.cache import MOST_UNUSED
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.protos import plan_pb2
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
@@ -169,12 +170,12 @@ def test_without_a_folder_to_share_each_reads_for_itself(corpus: Path, cache: Pa
 
 
 def test_the_state_of_files_is_what_says_that_they_changed(corpus: Path) -> None:
-    before = sources.state_of(str(corpus))
+    before = sources.state_of(sources.Source(str(corpus)))
     assert before.startswith(f"{corpus} {len(TEXT)} ")
     corpus.write_text(TEXT[:-1])
-    assert sources.state_of(str(corpus)) != before
-    assert sources.state_of("hf:anything") == ""
-    assert len(sources.state_of("python-stdlib").splitlines()) > 100
+    assert sources.state_of(sources.Source(str(corpus))) != before
+    assert sources.state_of(sources.Source("hf:anything")) == ""
+    assert len(sources.state_of(sources.Source("python-stdlib")).splitlines()) > 100
 
 
 def test_what_one_that_was_killed_has_left_is_removed_by_the_next_that_reads(corpus: Path, cache: Path) -> None:

@@ -19,10 +19,11 @@ from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from dtfm.node.data import tokens
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.messages import conversation_of
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.data.sources import conversations
+from dtfm.node.data.sources import Source, conversations
 from dtfm.node.data.tokenizer import load_tokenizer
 from dtfm.protos import plan_pb2
 from tests.tokenizer import TURNS, add_tokens, change_config, make_metaspace_tokenizer, make_tokenizer
@@ -104,7 +105,7 @@ def load(folder: Path, tokenizer: str, *records: object, length: int = LENGTH) -
 def read(folder: Path, tokenizer: str, *records: object) -> list[tuple[int, bool]]:
     """The ids of all records in order, and whether each is learnt."""
     loaded = load_tokenizer(tokenizer)
-    made = tokens.conversation_tokens(conversations(write(folder, *records)), loaded)
+    made = tokens.conversation_tokens(conversations(Source(write(folder, *records), "messages")), loaded)
     return [(int(id) % loaded.size, bool(id < loaded.size)) for each in made for id in each]
 
 
@@ -239,7 +240,7 @@ def test_a_folder_of_the_package_datasets_gives_no_key_that_a_record_has_not(tmp
     other = {"type": "function", "function": {"name": "ring", "arguments": {"times": 3}}}
     talks = [[message("user", "Call."), message("assistant", "", tool_calls=[call])] for call in (CALL, other)]
     (folder / "train.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    made = tokens.conversation_tokens(conversations(f"hf:{folder}"), load_tokenizer(metaspace))
+    made = tokens.conversation_tokens(conversations(Source(f"hf:{folder}", "messages")), load_tokenizer(metaspace))
     size = load_tokenizer(metaspace).size
     found = [int(id) % size for each in made for id in each]
     first, second = ([id for id, _ in judged(metaspace, talk)] for talk in talks)
@@ -310,6 +311,15 @@ def test_what_is_not_learnt_does_not_count_in_the_entropy(tmp_path: Path, metasp
     plain: Any = load(tmp_path, metaspace, *[{"messages": talk}] * 30)
     # Answers are "<|im_end|>\n" alone, so few different tokens are learnt.
     assert 0 < plain.unigram_entropy <= np.log(len(load_tokenizer(metaspace).encode("<|im_end|>\n")))
+
+
+def test_the_numbers_of_learnt_labels_are_known_before_the_samples_are_trained(tmp_path: Path, metaspace: str) -> None:
+    data = load(tmp_path, metaspace, *[{"messages": TALK}] * 30)
+    training, held_out = np.arange(data.training_count), np.arange(data.evaluation_count)
+    for some in (training, training[::3], training[5:6], np.append(training, training[:2])):
+        assert data.training_learnt(some) == int((data.training_batch(some)[1] != NOT_LEARNT).sum())
+    assert data.evaluation_learnt(held_out) == int((data.evaluation_batch(held_out)[1] != NOT_LEARNT).sum())
+    assert data.training_learnt(training) < data.training_count * LENGTH
 
 
 ANSWER = message("assistant", "x")

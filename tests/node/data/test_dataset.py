@@ -16,10 +16,11 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.node.data import sources, tokens as tokens_module
+from dtfm.node.data import records, sources, tokens as tokens_module
 from dtfm.node.data.allowed import check_places, read_allowed
-from dtfm.node.data.dataset import Data, entropy, load_data
-from dtfm.node.data.sources import Document
+from dtfm.node.data.dataset import Data, entropy
+from dtfm.node.data.load import load_data
+from dtfm.node.data.sources import Document, Source
 from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from dtfm.protos import plan_pb2
 from tests import convnet
@@ -68,11 +69,17 @@ def test_every_token_of_the_text_is_predicted_once(tmp_path: Path) -> None:
     assert (data.sample.shape, data.sample.vocabulary, data.tokens_per_sample) == ((16,), 256, 16)
 
 
+def test_all_labels_of_text_are_learnt(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = load(str(tmp_path / "*.txt"))
+    assert data.training_learnt(np.arange(3)) == data.evaluation_learnt(np.zeros(3, dtype=np.int64)) == 3 * 16
+
+
 def test_documents_come_in_order_with_a_separator_between(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("x" * 40)
     (tmp_path / "a.txt").write_text("y" * 40)
     (tmp_path / "c.jsonl").write_text('{"text": "zzz"}\n\n{"text": "www"}\n')
-    tokens = tokenize(sources.documents(str(tmp_path / "*"), "text"), load_tokenizer("bytes"))
+    tokens = tokenize(sources.documents(Source(str(tmp_path / "*"))), load_tokenizer("bytes"))
     assert tokens.tobytes().decode() == "y" * 40 + "\n" + "x" * 40 + "\nzzz\nwww"
 
 
@@ -82,9 +89,10 @@ def test_reading_in_pieces_loses_nothing(tmp_path_factory: pytest.TempPathFactor
     (folder / "a.txt").write_bytes(text.encode())
     (folder / "b.jsonl").write_text(json.dumps({"text": text}) + "\n")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "PIECE", 7)
         patch.setattr(sources, "PIECE", 7)
         for name in ("a.txt", "b.jsonl"):
-            pieces = [piece for document in sources.documents(str(folder / name), "text") for piece in document]
+            pieces = [piece for document in sources.documents(Source(str(folder / name))) for piece in document]
             assert "".join(pieces) == text
             assert all(len(piece) <= 14 for piece in pieces)
 
@@ -171,7 +179,7 @@ def test_documents_are_told_apart_by_the_token_that_ends_them(tmp_path: Path) ->
 def test_text_that_utf8_cannot_hold_is_replaced(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes" if kind == "bytes" else make_tokenizer(tmp_path / "tokenizer", TEXT))
     (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
-    tokens = tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
+    tokens = tokenize(sources.documents(Source(str(tmp_path / "a.jsonl"))), tokenizer)
     assert tokenizer.decode(tokens) == "a?b"
 
 
@@ -179,7 +187,7 @@ def test_a_local_folder_of_a_hub_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "train.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
-    tokens = tokenize(sources.documents(f"hf:{folder}", "body"), load_tokenizer("bytes"))
+    tokens = tokenize(sources.documents(Source(f"hf:{folder}", "body")), load_tokenizer("bytes"))
     assert tokens.tobytes().decode() == TEXT.rstrip("\n")
     with pytest.raises(ValueError, match=r"record 1 has no field 'text', only \['body'\]; set data.text_field"):
         load(f"hf:{folder}")
@@ -194,7 +202,7 @@ def test_a_hub_data_set_cannot_name_files_that_are_not_its_own(named: str, tmp_p
     files = f"configs:\n- config_name: default\n  data_files: {named.format(folder=tmp_path)}\n"
     (tmp_path / "set" / "README.md").write_text(f"---\n{files}---\n")
     with pytest.raises(ValueError, match=r"cannot be loaded \(it names .*secret.txt, which is not part of it\)"):
-        list(sources.documents(f"hf:{tmp_path / 'set'}", "text"))
+        list(sources.documents(Source(f"hf:{tmp_path / 'set'}")))
 
 
 def test_a_hub_data_set_without_the_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +255,7 @@ def write(name: str, content: bytes) -> Callable[[Path], str]:
     ("source", "complaint"),
     [
         (lambda folder: str(folder / "*.txt"), r"data.source: no file matches '.*\*.txt'"),
-        (write("a.pdf", b"x"), r"a.pdf is neither .txt nor .jsonl"),
+        (write("a.pdf", b"x"), r"a.pdf is of no kind that is read here"),
         (write("a.txt", b"short"), r"has 5 tokens, too few for two windows of data.sequence_length 16"),
         (write("a.txt", b""), r"has 0 tokens"),
         (write("a.txt", b"caf\xe9 " * 20), r"a.txt is not UTF-8 text \(a byte 0xe9"),
@@ -288,7 +296,7 @@ def test_a_mark_at_the_beginning_of_a_file_is_not_trained_on(name: str, tmp_path
     """Some editors of Windows write it: UTF-8 with a byte order mark."""
     content = '{"text": "abc"}\n' if name == "a.jsonl" else "abc"
     (tmp_path / name).write_text(content, encoding="utf-8-sig")
-    assert tokenize(sources.documents(str(tmp_path / name), "text"), load_tokenizer("bytes")).tobytes() == b"abc"
+    assert tokenize(sources.documents(Source(str(tmp_path / name))), load_tokenizer("bytes")).tobytes() == b"abc"
 
 
 def test_a_path_that_exists_is_taken_as_it_is_though_its_name_has_brackets(tmp_path: Path) -> None:
@@ -300,4 +308,4 @@ def test_a_path_that_exists_is_taken_as_it_is_though_its_name_has_brackets(tmp_p
             data=plan_pb2.Run.Data(source=source), checkpoint=plan_pb2.Run.Checkpoint(uri="coordinator:")
         )
         check_places(run, read_allowed([str(folder)]))
-        assert tokenize(sources.documents(source, "text"), load_tokenizer("bytes")).tobytes() == b"abc"
+        assert tokenize(sources.documents(Source(source)), load_tokenizer("bytes")).tobytes() == b"abc"

@@ -32,6 +32,9 @@ class Slow(Data):
     def _take(self, numbers: object) -> None:  # type: ignore[override]
         raise NotImplementedError
 
+    def _learnt(self, numbers: object) -> int:
+        raise NotImplementedError
+
 
 def test_all_who_ask_for_the_same_data_wait_for_one_thread() -> None:
     holding, data = Holding(), Slow()

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.node.data import dataset, published, tokens
-from dtfm.node.data.dataset import Agreed, Data, load_data
+from dtfm.node.data import load, published, tokens
+from dtfm.node.data.dataset import Agreed, Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.published import TokenIndex, find, index_of, publish
 from dtfm.node.data.storage import write
 from dtfm.protos import plan_pb2
@@ -96,7 +97,7 @@ def test_nothing_is_fetched_before_a_sample_is_needed(
         fetched.append(1)
         raise OSError("gone")
 
-    monkeypatch.setattr(dataset, "fetch", fail)
+    monkeypatch.setattr(load, "fetch", fail)
     data = newcomer(run, founder)
     assert (data.sample, data.tokens_per_sample, data.training_count) == (founder.sample, 16, founder.training_count)
     assert not fetched
@@ -191,10 +192,36 @@ def test_an_index_that_lies_is_not_believed(
 def test_an_index_that_agrees_with_its_fingerprint_and_not_with_the_run_is_not_used(
     run: plan_pb2.Run, caplog: pytest.LogCaptureFixture, change: dict[str, Any], named: str
 ) -> None:
-    good = index_of(np.frombuffer(TEXT.encode(), dtype=np.uint8), 16, 0.1)
+    good = index_of([np.frombuffer(TEXT.encode(), dtype=np.uint8)], 16, 0.1)
     bad = replace(good, **change)
     write(f"{PLACE}/data-{bad.fingerprint.hex()[:32]}", "index.json", bad.content)
     assert find(PLACE, bad.fingerprint, 16, 0.1) is None
+    assert named in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"parts": (900, 859)}, "parts do not make its 1760 tokens"),
+        ({"parts": (0, 1760)}, "parts do not make"),
+        ({"parts": (900.0, 860)}, "parts do not make"),
+        ({"parts": (1760,)}, "parts has 1 entries"),
+        ({"parts": ()}, "parts has 0 entries"),
+        ({"held_out_apart": True}, "held_out_apart is True; the run has 2 sources, none of them for held-out samples"),
+        ({"left_out": (109,)}, "left_out has entries"),
+    ],
+)
+def test_an_index_of_several_sources_must_fit_them(
+    run: plan_pb2.Run, caplog: pytest.LogCaptureFixture, change: dict[str, Any], named: str
+) -> None:
+    tokens = np.frombuffer(TEXT.encode(), dtype=np.uint8)
+    good = index_of([tokens[:900], tokens[900:]], 16, 0.1)
+    assert good.windows == 109, "no window has tokens of both"
+    bad = replace(good, **change)
+    for index in (good, bad):
+        write(f"{PLACE}/data-{index.fingerprint.hex()[:32]}", "index.json", index.content)
+    assert find(PLACE, good.fingerprint, 16, 0.1, 2) == good
+    assert find(PLACE, bad.fingerprint, 16, 0.1, 2) is None
     assert named in caplog.text
 
 
@@ -217,8 +244,8 @@ def test_what_was_published_and_is_wrong_does_not_make_up_for_another_source(run
 @pytest.mark.parametrize("dtype", ["<u1", "<u2", "<u4"])
 def test_tokens_of_every_width_come_back(run: plan_pb2.Run, dtype: str) -> None:
     tokens = np.arange(700).astype(dtype)
-    index = index_of(tokens, 10, 0.1)
-    publish(PLACE, index, tokens)
+    index = index_of([tokens], 10, 0.1)
+    publish(PLACE, index, [tokens])
     assert find(PLACE, index.fingerprint, 10, 0.1) == index
     with fsspec.open("memory://run/whole", "wb") as file:
         published.fetch(PLACE, index, file)
@@ -228,11 +255,14 @@ def test_tokens_of_every_width_come_back(run: plan_pb2.Run, dtype: str) -> None:
 def test_the_fingerprint_is_of_all_that_decides_the_samples() -> None:
     tokens = np.arange(100, dtype=np.uint8)
     different: list[TokenIndex] = [
-        index_of(tokens, 10, 0.1),
-        index_of(tokens, 11, 0.1),
-        index_of(tokens, 10, 0.2),
-        index_of(tokens[:-1], 10, 0.1),
-        index_of(tokens[::-1].copy(), 10, 0.1),
-        index_of(tokens.astype(np.uint16), 10, 0.1),
+        index_of([tokens], 10, 0.1),
+        index_of([tokens], 11, 0.1),
+        index_of([tokens], 10, 0.2),
+        index_of([tokens[:-1]], 10, 0.1),
+        index_of([tokens[::-1].copy()], 10, 0.1),
+        index_of([tokens.astype(np.uint16)], 10, 0.1),
+        index_of([tokens[:50], tokens[50:]], 10, 0.1),
+        index_of([tokens[:60], tokens[60:]], 10, 0.1),
+        index_of([tokens[:60], tokens[60:]], 10, 0.1, held_out_apart=True),
     ]
     assert len({index.fingerprint for index in different}) == len(different)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtfm.node.data.sources import conversations, documents
+from dtfm.node.data.sources import Source, conversations, documents
 
 
 def test_how_much_is_read_grows_with_the_files_to_the_whole(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_how_much_is_read_grows_with_the_files_to_the_whole(tmp_path: Path) -> N
         assert of == whole
         told.append(done)
 
-    for document in documents(f"{tmp_path}/*", "text", reading=reading):
+    for document in documents(Source(f"{tmp_path}/*"), reading=reading):
         for _ in document:
             pass
     assert told == sorted(told)
@@ -29,6 +29,6 @@ def test_how_much_is_read_grows_with_the_files_to_the_whole(tmp_path: Path) -> N
 def test_conversations_are_counted_too(tmp_path: Path) -> None:
     (tmp_path / "talk.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}\n' * 3_000)
     told: list[float] = []
-    read = conversations(f"{tmp_path}/*.jsonl", reading=lambda done, of: told.append(done / of))
+    read = conversations(Source(f"{tmp_path}/*.jsonl", "messages"), reading=lambda done, of: told.append(done / of))
     assert len(list(read)) == 3_000
     assert 0.9 < told[-1] <= 1

@@ -1,4 +1,4 @@
-"""Each sample counts alike in the loss, however many of its labels are learnt, and wherever the other samples are computed."""
+"""Each sample counts alike in the loss, or each learnt label, wherever the other samples are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 from torch.nn import functional
 
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.model.loss import label_weights
+from dtfm.node.model.loss import label_weights, loss_of_part
+from dtfm.node.model.model import Part
 from tests.node.model.test_loss import score
 
 
@@ -51,3 +52,13 @@ def test_where_all_is_learnt_all_labels_weigh_the_same(shape: tuple[int, ...]) -
 def test_a_sample_with_nothing_to_learn_adds_nothing() -> None:
     labels = torch.tensor([[NOT_LEARNT, NOT_LEARNT], [1, NOT_LEARNT]])
     assert label_weights(labels, torch.float32).tolist() == [[0, 0], [0.5, 0]]
+
+
+@given(batch=batches(), weight=st.floats(0.01, 10))
+def test_with_a_weight_for_each_label_all_learnt_labels_count_alike(
+    batch: tuple[torch.Tensor, torch.Tensor], weight: float
+) -> None:
+    logits, labels = batch
+    found = loss_of_part(Part(lambda x: x), logits, labels, logits.shape[-1], (), per_label=weight).mean
+    summed = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    torch.testing.assert_close(found, summed * weight, rtol=1e-12, atol=1e-12)

@@ -16,7 +16,8 @@ import torch
 from blake3 import blake3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.dataset import Data
+from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec

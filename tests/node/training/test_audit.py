@@ -25,6 +25,7 @@ from tests.cluster.runs import GPT2, LLAMA, run_file
 from tests.coordinator.core.trust.test_passed import described
 from tests.node.in_process import InProcess, even_plan, nodes_of
 from tests.node.training.auditors import Auditors, errors
+from tests.unequal import unequal_run
 
 MICRO_BATCHES = 10
 #: By stage, two replicas each.
@@ -128,6 +129,20 @@ def test_honest_work_comes_to_the_same_bits_in_every_stage(
                 views = generation.stage.buckets[index].views(generation.stage.buckets[index].gradients).values()
                 for parameter, view in zip(parameters, views, strict=True):
                     assert parameter.grad is None or parameter.grad.data_ptr() == view.data_ptr()
+
+
+def test_honest_work_comes_to_the_same_bits_where_tokens_count_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"{unequal_run(tmp_path, stages=[2, 2], steps=4)}[trust]\naudit_rate = 1\n"
+    with nodes_of(text) as nodes:
+        step = Auditors(nodes)
+        for accused, auditor in (("n0", "n1"), ("n2", "n3")):
+            for bucket in nodes.generations[auditor].stage.buckets:
+                found = errors(step.answer(auditor, step.asked(accused, bucket=bucket)))
+                assert all(error == NOTHING or 0 <= error < 1e-12 for error in found)
+                assert (found[3] == 0.0) == (accused == "n2"), "the losses are those that were voted"
 
 
 def test_replicas_that_keep_their_memory_in_other_ways_come_to_the_same_bits(trained: Nodes) -> None:

@@ -13,15 +13,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.loss.loss_utils import fixed_cross_entropy
 
 from dtfm.kernels.codec import Codec
+from dtfm.node.data.load import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
 from dtfm.node.training.progress import Progress
+from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
-from tests.cluster.runs import GPT2, losses_alone, run_file
+from tests.cluster.plain import adamw_of, batch, update, whole_model
+from tests.cluster.runs import CORPUS, GPT2, held_out_losses_alone, losses_alone, run_file
 from tests.node.in_process import InProcess, even_plan, nodes_of
 from tests.tokenizer import make_tokenizer
+from tests.unequal import unequal_run
 
 LAYERS, MICRO_BATCHES = 6, 10
 
@@ -84,24 +90,67 @@ def test_nodes_train_a_convolutional_network_as_one_process_does(tmp_path: Path)
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml", ("tests.convnet",)), rel=1e-9, abs=0)
 
 
-TALK = "{% for m in messages %}<{{m.role}}>{{m.content}}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+def losses_of_a_trainer(run: Run, steps: int) -> Iterator[float]:
+    """The losses of a plain loop that accumulates gradients over micro-batches as transformers' Trainer does: the loss of each is
+    the sum over its labels, divided by the number of learnt labels of the whole step."""
+    data = load_data(run)
+    module = whole_model(run, data, ()).double()
+    optimizer, of_step = adamw_of(run, module), run.train.global_batch // run.train.micro_batch
+    for step in range(1, steps + 1):
+        batches = [batch(run, data, number) for number in range((step - 1) * of_step, step * of_step)]
+        learnt = torch.stack([(labels != -100).sum() for _, labels in batches]).sum()
+        loss = 0.0
+        for inputs, labels in batches:
+            logits = module(inputs).logits
+            part = fixed_cross_entropy(logits.flatten(0, 1), labels.flatten(), num_items_in_batch=learnt)
+            torch.autograd.backward(part)
+            loss += part.item()
+        yield loss
+        update(run, module, optimizer, step)
 
 
-def test_answers_alone_are_learnt_and_each_sample_counts_alike(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(tmp_path / "tokenizer", "what is it? it is this, or that")
-    file = tmp_path / "tokenizer" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TALK}))
-    talks = [
-        [
-            {"role": "user", "content": "what is it?" * (n % 7)},
-            {"role": "assistant", "content": "it is this " * (n % 5)},
-        ]
-        for n in range(100)
-    ]
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    text = run_file(model=GPT2, stages=[2, 2], steps=6, source=str(tmp_path / "talks.jsonl"))
-    with nodes_of(text.replace("[data]\n", f'[data]\ntokenizer = "{tokenizer}"\ntext_field = "messages"\n')) as nodes:
-        losses = [nodes.train() for _ in range(6)]
+@pytest.mark.parametrize("stages", [[1], [2, 2], [1, 1, 1]])
+def test_each_learnt_token_of_a_step_counts_alike_as_in_transformers_trainer(tmp_path: Path, stages: list[int]) -> None:
+    """With answers of one word and of hundreds. The held-out loss is the mean over learnt tokens too."""
+    text, held_out = unequal_run(tmp_path, stages=stages, steps=4), list[float]()
+    with nodes_of(text, len(stages), stages[0]) as nodes:
+        losses = []
+        for _ in range(4):
+            losses.append(nodes.train())
+            held_out.append(nodes.evaluate())
+    run = read_run_file(tmp_path / "run.toml").message("any")
+    assert losses == pytest.approx([*losses_of_a_trainer(run, 4)], rel=1e-9, abs=0)
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+    assert held_out == pytest.approx(held_out_losses_alone(tmp_path / "run.toml", 4), rel=1e-9, abs=0)
+
+
+def test_each_sample_counts_alike_where_the_run_file_says_so(tmp_path: Path) -> None:
+    with nodes_of(unequal_run(tmp_path, stages=[2, 2], steps=4, loss_per="sample")) as nodes:
+        losses = [nodes.train() for _ in range(4)]
+    run = read_run_file(tmp_path / "run.toml").message("any")
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+    assert losses != pytest.approx([*losses_of_a_trainer(run, 4)], rel=1e-3, abs=0)
+
+
+def test_samples_of_several_sources_are_those_of_one_process(tmp_path: Path) -> None:
+    """Also where a step goes on after an interruption."""
+    records = [{"body": f"{number} is a number, and so is {number + 1}. "} for number in range(400)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = run_file(model=GPT2, stages=[2, 2], steps=3).replace(f'source = "{CORPUS}"\n', "")
+    text += f'[[data.sources]]\nsource = "{CORPUS}"\n[[data.sources]]\nsource = "b.jsonl"\ntext_field = "body"\nweight = 2\n'
+    with nodes_of(text) as nodes:
+        losses = [nodes.train()]
+        nodes.interrupt(8)
+        nodes.go_on(replace(nodes.plan, generation=2))
+        losses += [nodes.train() for _ in range(2)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+def test_a_step_that_was_interrupted_counts_each_token_alike(tmp_path: Path) -> None:
+    with nodes_of(unequal_run(tmp_path, stages=[2, 2], steps=2)) as nodes:
+        nodes.interrupt(8)
+        nodes.go_on(replace(nodes.plan, generation=2))
+        losses = [nodes.train() for _ in range(2)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import KEPT, Codec
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.optimizer import Terms
 from dtfm.protos.plan_pb2 import CONSTANT, Run
@@ -23,6 +23,7 @@ from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
 from tests.node.load_once import load_once
+from tests.unequal import unequal_run
 
 ROUNDS = 3
 EVENLY = spread(ROUNDS, 3 * (ROUNDS + 1))
@@ -90,6 +91,21 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
                     assert first.momentum is not None
                     assert all(torch.equal(first.momentum, other.shared[1]) for other in others)
                     assert {other.digests()[1] for other in others} <= {first.digests()[1]}
+
+
+def test_each_island_trains_the_mean_over_its_own_learnt_tokens_and_a_steps_loss_is_that_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = unequal_run(tmp_path, stages=[6], steps=2 * (ROUNDS + 1)).replace("stages = [6]\n", "")
+    (tmp_path / "run.toml").write_text(text)
+    run, plan = read_run_file(tmp_path / "run.toml").message("test"), joined([ALONE, PIPELINE, REPLICAS], 1)
+    run.network.exchange = "off"
+    alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges)
+    with started(run, plan) as nodes:
+        for step in range(1, run.train.steps + 1):
+            loss, expected = nodes.train(), next(alone)
+            assert not step % (ROUNDS + 1) or loss == pytest.approx(expected, rel=1e-9, abs=0)
 
 
 def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
 from tests.node.training.auditors import Auditors, errors
 from tests.node.training.test_islands import EVENLY, PIPELINE, REPLICAS, ROUNDS, island, shares, started as started_with
+from tests.unequal import unequal_run
 
 ALONE = joined([island(0, (0, 5), [["a"]], [2]), island(1, (0, 5), [["b"]], [5]), island(4, (0, 5), [["c"]], [3])], 1)
 MIXED = joined([island(0, (0, 5), [["a"]], [2]), PIPELINE, REPLICAS], 1)
@@ -101,6 +102,17 @@ def test_a_round_done_again_is_the_same_to_the_bit(run: Run, codec: str, by: str
             audit = auditors.asked_of_round(node, bucket, second_round(run, ALONE, node))
             assert audit.pieces or audit.sums
             assert errors(auditors.answer(by, audit)) == (NOTHING_COMPARED, NOTHING_COMPARED, 0.0, NOTHING_COMPARED)
+
+
+def test_a_round_done_again_is_the_same_to_the_bit_where_tokens_count_alike(run: Run, tmp_path: Path) -> None:
+    """Each island trains the mean over its own learnt tokens, so that an auditor needs nothing of other islands."""
+    (tmp_path / "run.toml").write_text(unequal_run(tmp_path, stages=[1], steps=3 * (ROUNDS + 1)))
+    run.data.CopyFrom(read_run_file(tmp_path / "run.toml").message("test").data)
+    run.train.loss_per_token, run.network.exchange = True, "off"
+    with at_the_second_exchange(run, ALONE) as auditors:
+        for bucket in auditors.nodes.generations["a"].stage.buckets:
+            audit = auditors.asked_of_round("b", bucket, second_round(run, ALONE, "b"))
+            assert errors(auditors.answer("a", audit))[2] == 0.0
 
 
 def test_a_round_done_again_leaves_all_as_it_was(run: Run) -> None:

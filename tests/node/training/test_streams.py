@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dtfm.kernels.transfer import arriving
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.load import load_data
 from dtfm.node.host.cuda_streams import after, wait_until_computed
 from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.images import Images

@@ -56,14 +56,36 @@ def test_defaults_follow_from_other_keys() -> None:
     assert read('[network]\nexchange = "topk"').network.exchange == "topk"
 
 
+def test_tokens_count_alike_in_conversations_unless_the_run_file_says_otherwise() -> None:
+    def of(**tables: object) -> tuple[str, bool]:
+        run = parse_run(tables, "here")
+        return run.train.loss_per, run.message("").train.loss_per_token
+
+    talks = {"text_field": "messages"}
+    assert of() == of(data={"text_field": "body"}) == ("sample", False)
+    assert of(data=talks) == of(train={"loss_per": "token"}) == ("token", True)
+    assert of(data=talks, train={"loss_per": "sample"}) == ("sample", False)
+    assert of(data={"sources": [{"source": "a.txt"}, {"source": "b.jsonl", **talks}]}) == ("token", True)
+
+
 def test_stages_are_pinned_by_number_or_by_list() -> None:
     assert read("").cluster.pinned is None
     assert read("[cluster]\nstages = 3").cluster.pinned == 3
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.pinned == (2, 1, 1)
 
 
+def test_several_sources_reach_nodes_with_their_weights() -> None:
+    run = read(
+        '[[data.sources]]\nsource = "a"\nweight = 3\n[[data.sources]]\nsource = "hf:b"\nlimit = 5\nsplit = "dev"'
+    )
+    assert run.data.places == [("data.sources[0].source", "a"), ("data.sources[1].source", "hf:b")]
+    one, other = run.message("").data.sources
+    assert (one.source, one.weight, one.text_field) == ("a", 3.0, "text")
+    assert (other.source, other.weight, other.limit, other.split) == ("hf:b", 1.0, 5, "dev")
+
+
 def test_a_run_read_back_from_the_log_is_unchanged() -> None:
-    run = read("seed = 18446744073709551615\n[cluster]\nstages = [2, 2]")
+    run = read('seed = 18446744073709551615\n[cluster]\nstages = [2, 2]\n[[data.sources]]\nsource = "a"')
     assert parse_run(run.model_dump(mode="json"), "the log") == run
 
 
@@ -119,6 +141,37 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[model]\nconfig = { day = 2020-01-01 }", "must hold only numbers, strings"),
         ('[model]\nfamily = "module"', "model.module = '': with family = \"module\", must name a function"),
         ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': needs family = \"module\""),
+        (
+            '[data]\nsource = "sftp://host/a.txt"',
+            "data.source = 'sftp://host/a.txt': names 'sftp://host/a.txt', which no run",
+        ),
+        ('[data]\nheld_out = "dir::/etc/a.txt://"', "data.held_out = 'dir::/etc/a.txt://': names"),
+        ('[data]\nheld_out_split = "test"', "data.held_out_split = 'test': is for data sets of the hub"),
+        ('[data]\ntemplate = "x"', "data.template = 'x': must name a field in braces"),
+        ('[data]\ntext_field = "messages"\ntemplate = "{x}"', "cannot be used with text_field"),
+        ("[data]\nlimit = -1", "data.limit = -1: must be at least 0"),
+        (
+            '[[data.sources]]\nsource = "a.txt"\nweight = 0',
+            "data.sources[0].weight = 0: of the source 'a.txt' must be",
+        ),
+        (
+            '[[data.sources]]\nsource = "a.txt"\nweight = nan',
+            "data.sources[0].weight = nan: of the source 'a.txt' must be",
+        ),
+        ('[[data.sources]]\nsource = "a"\nwait = 1', "data.sources[0].wait: unknown key; did you mean weight?"),
+        ("[[data.sources]]\nweight = 1", "data.sources[0].source = {'weight': 1}: must be given"),
+        (
+            '[[data.sources]]\nsource = "module:a:b"',
+            "data.sources[0].source = 'module:a:b': a function makes its samples itself",
+        ),
+        (
+            '[data]\nsource = "a"\n[[data.sources]]\nsource = "b"',
+            "each source has a table with its own keys; move data.source",
+        ),
+        (
+            '[data]\nisolate_documents = true\n[[data.sources]]\nsource = "a"\ntext_field = "messages"',
+            "data.isolate_documents = True: is for text",
+        ),
         ("[train]\nrounds = 1", 'train.rounds = 1: must be "auto", 0, or 2 to 10,000'),
         ('[train]\nrounds = "some"', "train.rounds = 'some': must be"),
         ("[train]\nsteps = 8\nrounds = 3\n[cluster]\nstages = 2", 'stages must be "auto" with train.rounds'),
