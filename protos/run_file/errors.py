@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from dtfm.protos.run_file.tables import table_of
+
 _SHOWN_CHARACTERS = 80
 
 _WANTED = {
@@ -55,7 +57,8 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:
-    table: Any = model.model_fields[path[0]].annotation if len(path) > 1 else model
+    table = table_of(model.model_fields[path[0]]) if len(path) > 1 else model
+    assert table is not None
     known = sorted(table.model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"

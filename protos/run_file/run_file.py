@@ -13,7 +13,19 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
-from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Network, Notify, Table, Track, Train, Trust
+from dtfm.protos.run_file.tables import (
+    Adapter,
+    Checkpoint,
+    Cluster,
+    Data,
+    Model,
+    Network,
+    Notify,
+    Table,
+    Track,
+    Train,
+    Trust,
+)
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -37,6 +49,7 @@ class RunFile(Table):
         default=1, ge=0, le=2**64 - 1, description="Seed of the initial weights and of the order of samples."
     )
     model: Model = Field(default_factory=Model)
+    adapter: Adapter | None = None
     data: Data = Field(default_factory=Data)
     train: Train = Field(default_factory=Train)
     network: Network = Field(default_factory=Network)
@@ -45,6 +58,21 @@ class RunFile(Table):
     trust: Trust = Field(default_factory=Trust)
     notify: Notify = Field(default_factory=Notify, exclude=True, repr=False)
     track: Track = Field(default_factory=Track, exclude=True)
+
+    @field_validator("adapter")
+    @classmethod
+    def _adapter_fits(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
+        model = info.data.get("model")
+        if model is not None and adapter is not None and not model.pretrained:
+            raise ValueError(
+                "an adapter needs weights to stand beside: set model.pretrained, or remove the table to train a whole model"
+            )
+        if model is not None and adapter is None and model.weights != "bf16":
+            raise ValueError(
+                f'model.weights = "{model.weights}" is for weights that stay as they are: add a table [adapter], or remove '
+                "model.weights"
+            )
+        return adapter
 
     @field_validator("cluster")
     @classmethod
@@ -128,6 +156,8 @@ class RunFile(Table):
                 config_json=json.dumps(self.model.config),
                 module=self.model.module,
                 pretrained=pretrained,
+                weights=self.model.weights if self.adapter is not None else "",
+                adapter=self._adapter_message(),
             ),
             data=plan_pb2.Run.Data(
                 **self.data.model_dump(exclude={"tokenizer"}),
@@ -145,6 +175,12 @@ class RunFile(Table):
             ),
             trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode], audit_rate=self.trust.audits),
         )
+
+    def _adapter_message(self) -> plan_pb2.Run.Adapter | None:
+        if self.adapter is None:
+            return None
+        named = [] if self.adapter.targets == "all-linear" else self.adapter.targets
+        return plan_pb2.Run.Adapter(rank=self.adapter.rank, alpha=self.adapter.alpha, targets=named)
 
 
 def read_run_file(path: Path | None) -> RunFile:
