@@ -72,6 +72,8 @@ def _measured(
                     part._buffers[name] = buffer.to(model.buffer_dtype(computes_in))
         for parameter in whole.parameters():
             watch.ignore(parameter)
+            if not parameter.requires_grad:
+                continue
             if computes_in == adds_up_in:
                 parameter.grad = torch.zeros_like(parameter)
                 watch.ignore(parameter.grad)

@@ -20,14 +20,25 @@ from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.causal.adapter import (
+    adapted_layers,
+    adapter_config,
+    initialise_adapter,
+    name_in_base,
+    save_adapter_config,
+    with_adapter,
+)
 from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
 from dtfm.node.model.causal.config import build, configure, text_tower
 from dtfm.node.model.causal.exported import save_config
 from dtfm.node.model.causal.pretrained import Pretrained
+from dtfm.node.model.causal.quantised import Quantised
 from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal.trial import SeesTheFuture, try_layers
 from dtfm.node.model.causal.weight_files import WeightFiles
-from dtfm.node.model.model import Model, Part
+from dtfm.node.model.frozen import FrozenWeights, Packing
+from dtfm.node.model.model import Model, Part, canonical_names
+from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +47,8 @@ _MOST_TRIED = 1 << 20
 
 
 class CausalLM(Model):
+    """A whole model that is trained, from its beginning or from published weights."""
+
     def __init__(self, module: PreTrainedModel, sample: Sample, anatomy: Anatomy, files: WeightFiles | None) -> None:
         super().__init__(module, sample, anatomy.layers)
         self._files, self._pretrained = files, Pretrained(files, module) if files is not None else None
@@ -84,19 +97,83 @@ class CausalLM(Model):
         )
 
 
+class AdaptedLM(CausalLM):
+    """A published model that stays as it is, and the adapter that is trained beside it.
+
+    ``module`` is the model without the adapter, with this ``anatomy``. ``weights``: how the frozen ones are kept.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        sample: Sample,
+        anatomy: Anatomy,
+        files: WeightFiles,
+        adapter: Run.Adapter,
+        weights: str,
+    ) -> None:
+        """Raises ValueError if the adapter does not fit the model, or the weights are kept in a way that this node cannot."""
+        pretrained = Pretrained(files, module)
+        self._config = adapter_config(adapter, *files.published)
+        adapted = with_adapter(module, anatomy.decoder, self._config)
+        anatomy = replace(dissect(adapted, sample), separate_head=anatomy.separate_head)
+        super().__init__(adapted, sample, anatomy, None)
+        self._files = files
+        parameters, canonical = dict(adapted.named_parameters(remove_duplicate=False)), canonical_names(adapted)
+        of_layers = [
+            [canonical[id(parameters[name])] for name in layer.parameters if not parameters[name].requires_grad]
+            for layer in anatomy.layers
+        ]
+
+        def read(name: str) -> torch.Tensor:
+            own = name_in_base(name)
+            return pretrained.read([own])[own]
+
+        shapes = {name: parameters[name].shape for names in of_layers for name in names}
+        packing = Packing() if weights == "bf16" else Quantised(weights, adapted, anatomy.decoder)
+        self.frozen = FrozenWeights(of_layers, shapes, read, packing)
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """None: they are the published model's."""
+        return {}
+
+    def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
+        return adapted_layers(self.module, (name for name, _ in bucket.parameters))
+
+    def initialise_module(self, module: nn.Module) -> None:
+        initialise_adapter(module)
+
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
+        save_adapter_config(self._config, folder)
+
+
 def load_causal_lm(
-    family: str, config_json: str, sample: Sample, pretrained: str = "", tokenizer: Tokenizer | None = None
+    family: str,
+    config_json: str,
+    sample: Sample,
+    pretrained: str = "",
+    tokenizer: Tokenizer | None = None,
+    *,
+    adapter: Run.Adapter | None = None,
+    weights: str = "bf16",
 ) -> CausalLM:
     """The causal LM of that transformers model_type and config, for samples of token ids (shape [sequence_length]).
 
     ``pretrained`` names the weights to begin with. They bring the family and the config themselves (see WeightFiles), and must
-    fit ``tokenizer``.
+    fit ``tokenizer``. With an ``adapter`` they stay as they are, kept as ``weights`` says.
 
     Raises:
-        ValueError: unknown family, a config that it does not take, or layers that cannot be separated.
+        ValueError: unknown family, a config that it does not take, layers that cannot be separated, or an adapter that does not
+        fit.
     """
     files = WeightFiles(pretrained) if pretrained else None
     if files is not None and (tower := text_tower(files.config)) is not None:
+        if adapter is not None:
+            raise ValueError(
+                f"adapter: {files.name} also reads images or sounds, and adapters for such models are not supported yet; name a "
+                "model of text alone, or remove the table to train the language model in it"
+            )
         log.info("of %s the language model alone is trained, without what reads images or sounds", files.name)
         family = "" if family == files.config["model_type"] else family
         files.keep_text_tower(tower)
@@ -124,6 +201,9 @@ def load_causal_lm(
         raise ValueError(
             f"model.family: {family!r} cannot be computed one layer at a time ({in_one_line(problem)}); choose another family"
         ) from problem
+    if adapter is not None:
+        assert files is not None, "the run file sees to it"
+        return AdaptedLM(module, sample, anatomy, files, adapter, weights)
     model = CausalLM(module, sample, anatomy, files)
     if files is None:
         _check_initial_values(model, family)
