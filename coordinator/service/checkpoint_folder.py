@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log.events import CheckpointFile
+from dtfm.coordinator.service.adapter_file import has_adapter, write_adapter
 from dtfm.coordinator.view.model_card import CARD
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
@@ -97,7 +98,7 @@ def write_manifest(
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         filesystem.invalidate_cache()
-        found = dict[str, str]()
+        found, headers = dict[str, str](), list[tuple[str, bytes]]()
         for bucket in buckets:
             _check_size(filesystem, f"{path}/{bucket.file}", bucket)
             header = _header(filesystem, f"{path}/{bucket.file}", bucket)
@@ -108,10 +109,13 @@ def write_manifest(
                 state = states[bucket.index] if bucket.index < len(states) else ""
                 _check_state(f"{path}/{bucket.file}", bucket, LENGTH_BYTES + len(header), state)
             found |= dict.fromkeys(_tensors(header), bucket.file)
+            headers.append((bucket.file, header))
         for name in _buffers(filesystem, path):
             found.setdefault(name, BUFFERS)
         manifest = Manifest(run, run_id, step, buckets, exchanges)
-        if manifest.weights:
+        if manifest.weights and has_adapter(run):
+            write_adapter(filesystem, path, headers, READ_BYTES)
+        elif manifest.weights:
             size = sum(bucket.bytes for bucket in buckets)
             index = {"metadata": {"total_size": size}, "weight_map": found}
             filesystem.pipe_file(f"{path}/{INDEX}", json.dumps(index, indent=1).encode())
