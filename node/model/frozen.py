@@ -67,6 +67,7 @@ class FrozenWeights:
         self._of_layers, self._shapes, self._read, self._packing = of_layers, shapes or {}, read, packing
         self._held: dict[str, nn.Parameter] = {}
         self._dtype: torch.dtype | None = None
+        self._closed = False
         self._turn = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -90,6 +91,8 @@ class FrozenWeights:
             try:
                 for _ in readers.map(lambda name: self._hold(name, dtype), missing):
                     WORK.did()
+                    if self._closed:
+                        raise ValueError("this node is stopping")
             except BaseException:
                 readers.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -119,6 +122,10 @@ class FrozenWeights:
         wanted = {name for first, past_last in ranges for name in self._names(first, past_last)}
         with self._turn:
             self._held = {name: held for name, held in self._held.items() if name in wanted}
+
+    def close(self) -> None:
+        """Ends what is being read: the node stops."""
+        self._closed = True
 
     def made_up(self) -> FrozenWeights:
         """The same with random numbers, and without those held here: for timing a device."""

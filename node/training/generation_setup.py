@@ -69,9 +69,9 @@ def set_up(
         if progress is None:
             earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs
     if stage is None:
-        frozen, dtype = loaded.model.frozen, compute_dtype(loaded.run)
-        # Called off, it goes on in its thread: what it has read stays.
-        wait(asyncio.to_thread(frozen.load, *placement.layers, dtype))
+        if frozen := loaded.model.frozen:
+            # Called off, it goes on in its thread: what it has read stays.
+            wait(asyncio.to_thread(frozen.load, *placement.layers, compute_dtype(loaded.run)))
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     if placement.rounds.at_rest(assignment.step):
         for bucket in stage.buckets.values():

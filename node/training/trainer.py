@@ -238,6 +238,8 @@ class Trainer:
         self.interrupt("the node is stopping")
         self._stopping.set()
         self._preparation.cancel()
+        if self._loaded is not None:
+            self._loaded.model.frozen.close()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
         self._digests.close()

@@ -36,7 +36,7 @@ def loaded(base: Path, adapter: Path) -> Any:
 def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> None:
     text = run_of(tmp_path, [1, 1], family="qwen3", steps=STEPS, precision="fp32", storage="coordinator:")
     with Cluster(tmp_path, text, nodes="ab") as cluster:
-        assert cluster.finish() == 0
+        assert cluster.finish(timeout=500) == 0
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-6)
     target = tmp_path / "adapter"
     command = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store, str(target)]
@@ -57,11 +57,11 @@ def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-@pytest.mark.parametrize("stages", [[1], [1, 1, 1], [2, 2]], ids=["1", "3", "2x2"])
+@pytest.mark.parametrize("stages", [[1], [1, 1, 1], [2, 2], [1] * 5], ids=["1", "3", "2x2", "5"])
 def test_any_number_of_nodes_trains_the_same(tmp_path: Path, family: str, stages: list[int]) -> None:
     text = run_of(tmp_path, stages, family=family, steps=STEPS, precision="fp32")
-    with Cluster(tmp_path, text, nodes="abcd"[: sum(stages)]) as cluster:
-        assert cluster.finish() == 0
+    with Cluster(tmp_path, text, nodes="abcde"[: sum(stages)]) as cluster:
+        assert cluster.finish(timeout=500) == 0
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_any_number_of_nodes_trains_the_same(tmp_path: Path, family: str, stages
 def test_so_do_nodes_that_keep_the_frozen_weights_in_few_bits(tmp_path: Path, weights: str) -> None:
     text = run_of(tmp_path, [1, 1], family="llama", weights=weights, steps=STEPS, precision="fp32")
     with Cluster(tmp_path, text, nodes="ab") as cluster:
-        assert cluster.finish() == 0
+        assert cluster.finish(timeout=500) == 0
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_a_node_is_killed_and_another_joins(tmp_path: Path) -> None:
         cluster.wait_for("step_committed", after=started)
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
-        assert cluster.finish() == 1
+        assert cluster.finish(timeout=500) == 1
     assert newcomer.errors.index("frozen parameters of layers 0-4") < newcomer.errors.index("buckets are taken over")
     assert_same(cluster)
     assert sorted(cluster.of("plan_adopted")[-1]["plan"]["stages"][0]["replicas"]) == ["newcomer", "stays"]
@@ -102,7 +102,7 @@ def test_the_coordinator_is_killed_and_started_again(tmp_path: Path) -> None:
         cluster.coordinator.send(signal.SIGKILL)
         cluster.coordinator.wait(20)
         cluster.start_coordinator()
-        assert cluster.finish() == 0
+        assert cluster.finish(timeout=500) == 0
     assert_same(cluster)
 
 

@@ -20,24 +20,14 @@ from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.causal.adapter import (
-    adapted_layers,
-    adapter_config,
-    initialise_adapter,
-    name_in_base,
-    save_adapter_config,
-    with_adapter,
-)
 from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
 from dtfm.node.model.causal.config import build, configure, text_tower
 from dtfm.node.model.causal.exported import save_config
 from dtfm.node.model.causal.pretrained import Pretrained
-from dtfm.node.model.causal.quantised import Quantised
 from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal.trial import SeesTheFuture, try_layers
 from dtfm.node.model.causal.weight_files import WeightFiles
-from dtfm.node.model.frozen import FrozenWeights, Packing
-from dtfm.node.model.model import Model, Part, canonical_names
+from dtfm.node.model.model import Model, Part
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -97,57 +87,6 @@ class CausalLM(Model):
         )
 
 
-class AdaptedLM(CausalLM):
-    """A published model that stays as it is, and the adapter that is trained beside it.
-
-    ``module`` is the model without the adapter, with this ``anatomy``. ``weights``: how the frozen ones are kept.
-    """
-
-    def __init__(
-        self,
-        module: PreTrainedModel,
-        sample: Sample,
-        anatomy: Anatomy,
-        files: WeightFiles,
-        adapter: Run.Adapter,
-        weights: str,
-    ) -> None:
-        """Raises ValueError if the adapter does not fit the model, or the weights are kept in a way that this node cannot."""
-        pretrained = Pretrained(files, module)
-        self._config = adapter_config(adapter, *files.published)
-        adapted = with_adapter(module, anatomy.decoder, self._config)
-        anatomy = replace(dissect(adapted, sample), separate_head=anatomy.separate_head)
-        super().__init__(adapted, sample, anatomy, None)
-        self._files = files
-        parameters, canonical = dict(adapted.named_parameters(remove_duplicate=False)), canonical_names(adapted)
-        of_layers = [
-            [canonical[id(parameters[name])] for name in layer.parameters if not parameters[name].requires_grad]
-            for layer in anatomy.layers
-        ]
-
-        def read(name: str) -> torch.Tensor:
-            own = name_in_base(name)
-            return pretrained.read([own])[own]
-
-        shapes = {name: parameters[name].shape for names in of_layers for name in names}
-        packing = Packing() if weights == "bf16" else Quantised(weights, adapted, anatomy.decoder)
-        self.frozen = FrozenWeights(of_layers, shapes, read, packing)
-
-    @property
-    def constants(self) -> dict[str, torch.Tensor]:
-        """None: they are the published model's."""
-        return {}
-
-    def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
-        return adapted_layers(self.module, (name for name, _ in bucket.parameters))
-
-    def initialise_module(self, module: nn.Module) -> None:
-        initialise_adapter(module)
-
-    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
-        save_adapter_config(self._config, folder)
-
-
 def load_causal_lm(
     family: str,
     config_json: str,
@@ -202,6 +141,8 @@ def load_causal_lm(
             f"model.family: {family!r} cannot be computed one layer at a time ({in_one_line(problem)}); choose another family"
         ) from problem
     if adapter is not None:
+        from dtfm.node.model.causal.adapted_model import AdaptedLM  # peft takes seconds to import
+
         assert files is not None, "the run file sees to it"
         return AdaptedLM(module, sample, anatomy, files, adapter, weights)
     model = CausalLM(module, sample, anatomy, files)
