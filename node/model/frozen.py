@@ -1,4 +1,4 @@
-"""Weights that nobody trains. They are no state: each node reads those of its own layers, and has them once, whatever its stages.
+"""Weights that nobody trains. They are no state: each node reads its own layers' weights, and has them once, whatever its stages.
 
 They are in no bucket, and so in no snapshot, reduction, vote or checkpoint. Nodes agree on their files (see
 `Model.weights_fingerprint`) and on how they are kept.
@@ -26,7 +26,7 @@ READERS = 4
 
 
 class Packing:
-    """How frozen weights are kept: here as they are, in the dtype that is computed in."""
+    """How frozen weights are kept. This class keeps them unchanged, in the dtype that is computed in."""
 
     def packed(self, name: str, value: torch.Tensor, dtype: torch.dtype) -> nn.Parameter:
         """The parameter of that name in the host's memory, for computing in ``dtype``: the same bytes on every machine."""
@@ -53,7 +53,7 @@ class Packing:
 
 
 class FrozenWeights:
-    """The frozen weights of a model, those of this node's layers in memory. For any thread."""
+    """The frozen weights of a model. This node's layers' are in memory. For any thread."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class FrozenWeights:
         return bool(self._shapes)
 
     def load(self, first: int, past_last: int, dtype: torch.dtype, most_bytes: int | None = None) -> None:
-        """Reads what is missing of layers [first, past_last) into the host's memory, for computing in ``dtype``: at most about
-        ``most_bytes``. Raises ValueError if it cannot be read."""
+        """Reads the missing parameters of layers [first, past_last) into the host's memory, for computing in ``dtype``: at most about
+        ``most_bytes``. Raises ValueError if one cannot be read."""
         missing, room = list[str](), most_bytes
         with self._turn:
             self._compute_in(dtype)
@@ -101,7 +101,7 @@ class FrozenWeights:
     def into(
         self, module: nn.Module, first: int, past_last: int, device: torch.device, dtype: torch.dtype
     ) -> dict[str, nn.Parameter]:
-        """The frozen parameters of layers [first, past_last) of ``module``, on ``device``, by name. Reads those that are missing.
+        """The frozen parameters of layers [first, past_last) of ``module``, on ``device``, by name. Reads missing ones.
         Gives the module the submodules that compute with them."""
         names = self._names(first, past_last)
         if not names:
@@ -118,13 +118,13 @@ class FrozenWeights:
         return found
 
     def keep(self, *ranges: tuple[int, int]) -> None:
-        """Lets go of all parameters but those of these ranges of layers. Stages that compute with them still have them."""
+        """Lets go of the parameters of all other layers. Stages that compute with them still have them."""
         wanted = {name for first, past_last in ranges for name in self._names(first, past_last)}
         with self._turn:
             self._held = {name: held for name, held in self._held.items() if name in wanted}
 
     def close(self) -> None:
-        """Ends what is being read: the node stops."""
+        """Ends the reading: the node stops."""
         self._closed = True
 
     def made_up(self) -> FrozenWeights:

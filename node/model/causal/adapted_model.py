@@ -1,4 +1,4 @@
-"""A published model that stays as it is, and the adapter that is trained beside it."""
+"""A published model, whose weights do not change, with an adapter that is trained."""
 
 from __future__ import annotations
 

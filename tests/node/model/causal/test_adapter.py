@@ -1,4 +1,4 @@
-"""The model of a run with an adapter: what is trained, what is frozen, and what is refused."""
+"""The model of a run with an adapter: trained and frozen parameters, and adapters that are refused."""
 
 from __future__ import annotations
 
