@@ -74,8 +74,10 @@ class FrozenWeights:
         return bool(self._shapes)
 
     def load(self, first: int, past_last: int, dtype: torch.dtype, most_bytes: int | None = None) -> None:
-        """Reads the missing parameters of layers [first, past_last) into the host's memory, for computing in ``dtype``: at most about
-        ``most_bytes``. Raises ValueError if one cannot be read."""
+        """Reads the missing parameters of layers [first, past_last) into the host's memory, for computing in ``dtype``.
+
+        Reads at most about ``most_bytes``. Raises ValueError if one cannot be read.
+        """
         missing, room = list[str](), most_bytes
         with self._turn:
             self._compute_in(dtype)
