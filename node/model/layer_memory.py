@@ -94,7 +94,7 @@ def _of_layer(
     else:
         layer = model.layers[number]
         labels = torch.zeros(micro_batch, *layer.output[:-1], dtype=torch.int64)
-        read = list({id(p): p for p in map(whole.get_parameter, layer.parameters)}.values())
+        read = list({id(p): p for p in map(whole.get_parameter, layer.parameters) if p.requires_grad}.values())
         y = loss_of_part(part, x, labels, layer.output[-1], read).weighted
         del labels
     forward = watch.most

@@ -178,6 +178,9 @@ def _head_memory(tokens: int, hidden: int, vocabulary: int, byte: int, normed: i
         return tokens * (4 * vocabulary + normed + 12) + 4, max(
             of_loss, of_norm - 4 * tokens * vocabulary
         ) - 12 * tokens
+    if not gradient:  # the gradient of the hidden states is there, in place of what trained weights keep
+        normed += byte * hidden
+        of_norm += tokens * (byte * hidden - 4) + 4
     logits, labels = chunk * vocabulary, tokens * (byte * hidden + 12)
     of_loss = max(12 * logits - gradient, byte * (logits + chunk * hidden)) + labels
     return tokens * normed + gradient, max(of_loss, of_norm - gradient)

@@ -78,7 +78,7 @@ def test_a_familys_layers_are_as_the_node_counts_them(
         ("llama", SMALL, 300, 64, 1, False, Beside(4, "bf16")),
         ("qwen3", SMALL, 300, 64, 1, True, Beside(16, "nf4")),
         pytest.param("qwen2", SMALL, 300, 64, 1, True, Beside(16, "int8"), marks=pytest.mark.soak),
-        pytest.param("llama", SMALL, 300, 1024, 64, True, Beside(16, "nf4"), marks=pytest.mark.soak),
+        pytest.param("llama", SMALL, 1000, 1024, 64, True, Beside(16, "nf4"), marks=pytest.mark.soak),
         pytest.param("qwen3", WIDE, 300, 1024, 64, False, Beside(4, "nf4"), marks=pytest.mark.soak),
     ],
 )

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtfm.node.model import loss
+from dtfm.node.model.layer_memory import layer_memory
 from tests.cluster.plain import plain_adapter
 from tests.cluster.runs import losses_alone, run_at, run_file
 from tests.node.in_process import InProcess, nodes_of
@@ -52,6 +54,17 @@ def test_losses_and_adapters_equal_one_process(
     assert adapter.keys() == alone.keys()
     for name, value in alone.items():
         torch.testing.assert_close(adapter[name], value, rtol=0, atol=10 * tolerance, msg=name)
+
+
+def test_the_head_may_make_its_logits_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(loss, "MOST_LOGITS_BYTES", 1)
+    text = run_file(stages=[1, 1], steps=2, precision="fp32")
+    with nodes_of(adapter_run(text, publish(tmp_path / "published")), 2, 1) as nodes:
+        memory = layer_memory(nodes.generations["n1"].stage.model, 2, torch.float32, torch.float32)
+        losses = [nodes.train() for _ in range(2)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=0, abs=1e-6)
+    assert memory[-1].working, "it is measured, not guessed"
 
 
 def test_a_stage_may_have_nothing_to_train(tmp_path: Path) -> None:
