@@ -26,7 +26,7 @@ from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.service.adapter_file import ADAPTER, ADAPTER_CONFIG, as_peft, has_adapter
+from dtfm.coordinator.service.adapter_file import ADAPTER, ADAPTER_CONFIG, as_peft, checked_config, has_adapter
 from dtfm.coordinator.service.checkpoint_folder import (
     INDEX,
     BucketFile,
@@ -165,16 +165,10 @@ def _as_peft(part: Part) -> Part:
 
 
 def _name_base(target: Path, run: Mapping[str, Any]) -> None:
-    """If the run began with weights on the coordinator's disk, which nodes know by another name: names their folder in
-    adapter_config.json."""
-    own = parse_run(run, "the checkpoint's manifest").own_weights
-    if own is None:
-        return
+    """Has adapter_config.json name the model as the run file does."""
     try:
-        config = json.loads((target / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        named = config | {"base_model_name_or_path": str(own)}
-        (target / ADAPTER_CONFIG).write_text(json.dumps(named, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    except (OSError, ValueError, TypeError, RecursionError) as problem:
+        (target / ADAPTER_CONFIG).write_bytes(checked_config((target / ADAPTER_CONFIG).read_bytes(), run))
+    except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(f"{ADAPTER_CONFIG} of the checkpoint cannot be read: {problem}") from None
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtfm.protos.bucket_layout import LENGTH_BYTES
+from dtfm.protos.places import COORDINATOR
 
 ADAPTER = "adapter_model"
 """The file's name, without its ending."""
@@ -21,6 +23,25 @@ def has_adapter(run: Mapping[str, Any]) -> bool:
 def as_peft(name: str) -> str:
     """The name of a trained tensor, as PeftModel.save_pretrained writes it."""
     return f"base_model.model.{name.replace('.default.', '.')}"
+
+
+def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
+    """The content of adapter_config.json as a node has written it, with the run file's model, rank and factor: otherwise a member
+    could have others load another model. Raises ValueError if it is no JSON object."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{ADAPTER_CONFIG} is not a JSON object")
+    name, _, revision = str(run["model"]["pretrained"]).removeprefix(f"{COORDINATOR}://").partition("@")
+    commit = str(found.get("revision"))
+    known = {
+        "peft_type": "LORA",
+        "auto_mapping": None,
+        "base_model_name_or_path": name,
+        "revision": commit if re.fullmatch(r"[0-9a-f]{40}", commit) else revision or None,
+        "r": run["adapter"].get("rank"),
+        "lora_alpha": run["adapter"].get("alpha"),
+    }
+    return (json.dumps(found | known, indent=2, sort_keys=True) + "\n").encode()
 
 
 def write_adapter(filesystem: Any, path: str, files: Sequence[tuple[str, bytes]], piece_bytes: int) -> None:

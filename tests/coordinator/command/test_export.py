@@ -62,9 +62,14 @@ def test_an_adapter_is_written_as_peft_names_it(tmp_path: Path) -> None:
         digest = blake3(content).hexdigest()
         (folder / bucket_file(index, digest[:32])).write_bytes(content)
         files.append(CheckpointFile(len(content), digest, digest[:32], "ab" * 32))
-    config = {"peft_type": "LORA", "base_model_name_or_path": "coordinator://disk/pretrained"}
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "coordinator://disk/pretrained",
+        "r": 3,
+        "revision": "main",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    run = {"name": "demo", "model": {"pretrained": "coordinator:///runs/first"}, "adapter": {"rank": 2}}
+    run = {"name": "demo", "model": {"pretrained": "coordinator:///runs/first"}, "adapter": {"rank": 2, "alpha": 4.0}}
     write_manifest(folder.as_uri(), run, "run-id", 5, files)
     target = tmp_path / "adapter"
     export_checkpoint(folder.as_uri(), target)
@@ -77,7 +82,9 @@ def test_an_adapter_is_written_as_peft_names_it(tmp_path: Path) -> None:
         assert {name: float(tensor[0, 0]) for name, tensor in tensors.items()} == {
             f"base_model.model.model.layers.{number}.self_attn.q_proj.lora_A.weight": number for number in range(3)
         }
-    assert json.loads((target / "adapter_config.json").read_text())["base_model_name_or_path"] == "/runs/first"
+        written = json.loads((target / "adapter_config.json").read_text())
+        assert (written["base_model_name_or_path"], written["r"], written["lora_alpha"]) == ("/runs/first", 2, 4)
+        assert written["revision"] is None
     assert "AutoPeftModelForCausalLM" in (target / "README.md").read_text()
 
 
