@@ -32,16 +32,29 @@ FP64: Precision
 class Run(_message.Message):
     __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint", "trust")
     class Model(_message.Message):
-        __slots__ = ("family", "config_json", "module", "pretrained")
+        __slots__ = ("family", "config_json", "module", "pretrained", "weights", "adapter")
         FAMILY_FIELD_NUMBER: _ClassVar[int]
         CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
         MODULE_FIELD_NUMBER: _ClassVar[int]
         PRETRAINED_FIELD_NUMBER: _ClassVar[int]
+        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+        ADAPTER_FIELD_NUMBER: _ClassVar[int]
         family: str
         config_json: str
         module: str
         pretrained: str
-        def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ...) -> None: ...
+        weights: str
+        adapter: Run.Adapter
+        def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ..., weights: _Optional[str] = ..., adapter: _Optional[_Union[Run.Adapter, _Mapping]] = ...) -> None: ...
+    class Adapter(_message.Message):
+        __slots__ = ("rank", "alpha", "targets")
+        RANK_FIELD_NUMBER: _ClassVar[int]
+        ALPHA_FIELD_NUMBER: _ClassVar[int]
+        TARGETS_FIELD_NUMBER: _ClassVar[int]
+        rank: int
+        alpha: float
+        targets: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
     class Data(_message.Message):
         __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split", "sources")
         class Source(_message.Message):
@@ -181,20 +194,24 @@ class Run(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ..., trust: _Optional[_Union[Run.Trust, _Mapping]] = ...) -> None: ...
 
 class Layer(_message.Message):
-    __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes")
+    __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes", "frozen_bytes", "backward_flops")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     forward_flops: float
     parameter_bytes: int
     activation_bytes: int
     kept_bytes: int
     working_bytes: int
-    def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
+    frozen_bytes: int
+    backward_flops: float
+    def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ..., frozen_bytes: _Optional[int] = ..., backward_flops: _Optional[float] = ...) -> None: ...
 
 class Rounds(_message.Message):
     __slots__ = ("since", "steps", "count", "before", "restarts")

@@ -146,6 +146,7 @@ def _proven_alone(
     numbers = np.flatnonzero(problem.proven)
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
     state = problem.parameters_before[-1] * problem.workload.least_device_bytes_per_parameter_byte
+    state += problem.frozen_before[-1]
     if (stages or 1) > len(numbers) or problem.memory[numbers].sum() < state:
         return None
     alone = Problem(problem.cluster.only(numbers.tolist()), problem.workload)

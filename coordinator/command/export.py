@@ -31,6 +31,8 @@ def export(
 ) -> None:
     """Writes the model as a folder that transformers' from_pretrained loads.
 
+    Of a run with [adapter] it writes the adapter, as a folder that peft's PeftModel.from_pretrained loads.
+
     If the run goes on, the weights are from the end of the current step, or with rounds from the next exchange: the coordinator
     fetches them from the nodes. If no coordinator answers, the command exports the newest checkpoint that the log in this
     folder (dtfm.db) names.

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a folder that transformers' ``from_pretrained`` loads.
+"""Writes a checkpoint as a folder that transformers' ``from_pretrained`` loads, or peft's if the run trains an adapter.
 
 The folder has the weights, without the optimizer's state, and the model's own files (configuration and tokenizer).
 """
@@ -6,6 +6,7 @@ The folder has the weights, without the optimizer's state, and the model's own f
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.service.adapter_file import ADAPTER, ADAPTER_CONFIG, as_peft, checked_config, has_adapter
 from dtfm.coordinator.service.checkpoint_folder import (
     INDEX,
     BucketFile,
@@ -106,10 +108,16 @@ def export_checkpoint(
         ) as name:
             partial, (filesystem, path) = Path(name), fsspec.url_to_fs(folder)
             _copy_model_files(filesystem, path, partial)
+            is_adapter = has_adapter(manifest.run)
+            if is_adapter:
+                _name_base(partial, manifest.run)
             if wanted is not None:
                 _say_format(partial, wanted)
             parts = _parts(filesystem, path, manifest.buckets, states, layout_of, family_in(partial))
-            written = write_shards(parts, partial, wanted, SHARD_BYTES)
+            if is_adapter:
+                written = write_shards(list(map(_as_peft, parts)), partial, wanted, math.inf, ADAPTER)
+            else:
+                written = write_shards(parts, partial, wanted, SHARD_BYTES)
             (partial / CARD).write_text(_card(manifest, digest, ledger, wanted, written.files), encoding="utf-8")
             os.chmod(partial, 0o755)
             partial.replace(target)
@@ -148,12 +156,29 @@ def _say_format(target: Path, wanted: Format) -> None:
         ) from None
 
 
+def _as_peft(part: Part) -> Part:
+    """The part with the names that peft has for its tensors."""
+    names = {tensor.name: as_peft(tensor.name) for tensor in part.tensors}
+    every = tuple(replace(tensor, name=names.get(tensor.name, tensor.name)) for tensor in part.stored.tensors)
+    exported = tuple(replace(tensor, name=names[tensor.name]) for tensor in part.tensors)
+    return replace(part, stored=replace(part.stored, tensors=every), tensors=exported)
+
+
+def _name_base(target: Path, run: Mapping[str, Any]) -> None:
+    """Has adapter_config.json name the model as the run file does."""
+    try:
+        (target / ADAPTER_CONFIG).write_bytes(checked_config((target / ADAPTER_CONFIG).read_bytes(), run))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise CheckpointError(f"{ADAPTER_CONFIG} of the checkpoint cannot be read: {problem}") from None
+
+
 def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
     """Copies config.json and the tokenizer's files: everything but the weights, their manifest and the files that an export
     writes itself."""
     for entry in filesystem.ls(path, detail=True):
         name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
-        own = name in (MANIFEST, INDEX, BUFFERS, CARD) or name.startswith("bucket-") or name.endswith(".part")
+        written_again = (MANIFEST, INDEX, BUFFERS, CARD, f"{ADAPTER}.safetensors")
+        own = name in written_again or name.startswith("bucket-") or name.endswith(".part")
         if entry["type"] != "file" or own:
             continue
         if entry["size"] > MAX_MODEL_FILE_BYTES:

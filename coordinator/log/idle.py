@@ -62,8 +62,11 @@ def _memory(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
     if ledger.described is None:
         return None
     workload, has = ledger.described.workload, ledger.members[node].device.memory_bytes
-    size = min(sum(layer.parameter_bytes for layer in workload.layers[slice(*stage.layers)]) for stage in plan.stages)
-    needs = size * workload.least_device_bytes_per_parameter_byte
+    each = workload.least_device_bytes_per_parameter_byte
+    needs = min(
+        sum(layer.parameter_bytes * each + layer.frozen_bytes for layer in workload.layers[slice(*stage.layers)])
+        for stage in plan.stages
+    )
     if has >= needs:
         return None
     why = f"its memory of {has / 2**30:.1f} GiB holds no stage of this plan; the smallest needs {needs / 2**30:.1f} GiB"

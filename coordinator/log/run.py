@@ -60,8 +60,11 @@ class Described:
         workload = self.workload
         layers = [[x.name, x.forward_flops, x.parameter_bytes, x.activation_bytes] for x in workload.layers]
         optimizer, copy = workload.optimizer_bytes_per_parameter_byte, workload.copy_bytes_per_parameter_byte
-        layouts = [self.layouts] if self.layouts else []
-        return _digest(layers, optimizer, copy, self.buckets, self.weights_fingerprint, *layouts)
+        more: list[object] = [self.layouts] if self.layouts else []
+        frozen = [x.frozen_bytes for x in workload.layers]
+        if any(frozen):  # so that earlier pins stay valid
+            more += [frozen, workload.backward_per_forward]
+        return _digest(layers, optimizer, copy, self.buckets, self.weights_fingerprint, *more)
 
 
 def as_it_trained(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,10 +137,13 @@ class RunDescribed:
 
     def narrate(self) -> str:
         described, workload = self.described, self.described.workload
-        size = sum(layer.parameter_bytes for layer in workload.layers)
+        size, frozen = (
+            sum(getattr(layer, name) for layer in workload.layers) for name in ("parameter_bytes", "frozen_bytes")
+        )
+        beside = f" beside {frozen / 2**20:.1f} MiB that stay as they are" if frozen else ""
         return (
             f"the model has {len(workload.layers)} layers (embedding and head among them), {size / 2**20:.1f} MiB of "
-            f"parameters; the data has {described.training_samples} samples (to pin both in the run file: [trust] data = "
+            f"parameters{beside}; the data has {described.training_samples} samples (to pin both in the run file: [trust] data = "
             f'"{described.data_digest}", workload = "{described.workload_digest}")'
         )
 

@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log.events import CheckpointFile
+from dtfm.coordinator.service.adapter_file import ADAPTER_CONFIG, checked_config, has_adapter, write_adapter
 from dtfm.coordinator.view.model_card import CARD
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
@@ -97,7 +98,7 @@ def write_manifest(
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         filesystem.invalidate_cache()
-        found = dict[str, str]()
+        found, headers = dict[str, str](), list[tuple[str, bytes]]()
         for bucket in buckets:
             _check_size(filesystem, f"{path}/{bucket.file}", bucket)
             header = _header(filesystem, f"{path}/{bucket.file}", bucket)
@@ -108,10 +109,14 @@ def write_manifest(
                 state = states[bucket.index] if bucket.index < len(states) else ""
                 _check_state(f"{path}/{bucket.file}", bucket, LENGTH_BYTES + len(header), state)
             found |= dict.fromkeys(_tensors(header), bucket.file)
+            headers.append((bucket.file, header))
         for name in _buffers(filesystem, path):
             found.setdefault(name, BUFFERS)
         manifest = Manifest(run, run_id, step, buckets, exchanges)
-        if manifest.weights:
+        if manifest.weights and has_adapter(run):
+            write_adapter(filesystem, path, headers, READ_BYTES)
+            _check_adapter_config(filesystem, f"{path}/{ADAPTER_CONFIG}", run)
+        elif manifest.weights:
             size = sum(bucket.bytes for bucket in buckets)
             index = {"metadata": {"total_size": size}, "weight_map": found}
             filesystem.pipe_file(f"{path}/{INDEX}", json.dumps(index, indent=1).encode())
@@ -282,6 +287,15 @@ def _buffers(filesystem: Any, path: str) -> list[str]:
         return []
     size = filesystem.size(f"{path}/{BUFFERS}")
     return _tensors(_header(filesystem, f"{path}/{BUFFERS}", BucketFile(-1, BUFFERS, size, "")))
+
+
+def _check_adapter_config(filesystem: Any, path: str, run: Mapping[str, Any]) -> None:
+    """Has the file name the model as the run file does. Raises CheckpointError if it is no such file."""
+    try:
+        config = checked_config(filesystem.cat_file(path, start=0, end=MAX_MANIFEST_BYTES), run)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not what peft writes ({error}): use an older checkpoint") from None
+    filesystem.pipe_file(path, config)
 
 
 def _check_state(path: str, wanted: BucketFile, begin: int, state: str) -> None:

@@ -43,7 +43,8 @@ class Card:
         base = _on_hub(str(model.get("pretrained", "")))
         places = [str(each.get("source", "")) for each in data.get("sources") or [data]]
         sources = [name for name in map(_data_on_hub, places) if name]
-        tags = {"library_name": "transformers", "tags": ["dtfm"], "base_model": base, "datasets": sources}
+        library = "peft" if self.run.get("adapter") else "transformers"
+        tags = {"library_name": library, "tags": ["dtfm"], "base_model": base, "datasets": sources}
         rows = {
             "Run": f"{_plain(self.run.get('name', ''))} (id {self.run_id})",
             "Base model": base or _base(model, self.run.get("seed")),
@@ -61,7 +62,17 @@ class Card:
         lines += [f"# {_plain(self.run.get('name', '')) or 'A model'}", ""]
         lines += [f"Trained by several machines together, with dtfm {__version__}.", "", "| | |", "|---|---|"]
         lines += [f"| {_plain(key)} | {value} |" for key, value in rows.items() if value]
-        if model.get("family") != "module":
+        if self.run.get("adapter"):
+            lines += [
+                "",
+                "```python",
+                "from peft import AutoPeftModelForCausalLM",
+                "from transformers import AutoTokenizer",
+                "",
+            ]
+            lines += ["model = AutoPeftModelForCausalLM.from_pretrained(FOLDER)"]
+            lines += ["tokenizer = AutoTokenizer.from_pretrained(FOLDER)", "```"]
+        elif model.get("family") != "module":
             lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
             lines += [f"{name} = Auto{kind}.from_pretrained(FOLDER)" for name, kind in _LOADED.items()] + ["```"]
         return "\n".join(lines) + "\n"

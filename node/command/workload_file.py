@@ -12,7 +12,15 @@ from dtfm.node.model.layer_costs import layer_costs
 from dtfm.node.model.load import load_model
 from dtfm.protos.run_file.run_file import RunFile
 
-_OF_LAYERS = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes")
+_OF_LAYERS = (
+    "name",
+    "forward_flops",
+    "parameter_bytes",
+    "activation_bytes",
+    "kept_bytes",
+    "working_bytes",
+    "frozen_bytes",
+)
 
 
 def describe(asked: RunFile, allowed_modules: Sequence[str] = ()) -> str:
@@ -28,10 +36,12 @@ def describe(asked: RunFile, allowed_modules: Sequence[str] = ()) -> str:
         sample, tokens, tokenizer = data.sample, data.tokens_per_sample, data.tokenizer
     else:
         (sample, tokenizer), tokens = text_sample(run.data), run.data.sequence_length
-    costs = layer_costs(load_model(run.model, sample, allowed_modules, tokenizer), run)
+    model = load_model(run.model, sample, allowed_modules, tokenizer)
+    costs = layer_costs(model, run)
     document = {
         "layers": [{size: getattr(layer, size) for size in _OF_LAYERS} for layer in costs],
         "micro_batches": train.micro_batches,
+        "backward_per_forward": model.passes - 1,
         "copy_bytes_per_parameter_byte": asked.copy_bytes_per_parameter_byte,
         "checkpointing": train.activation_checkpointing,
         "optimizer_state": train.optimizer_state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def initial_values(
-    module: nn.Module, roots: tuple[str, ...], initialise: Callable[[nn.Module], None], seed: int, bucket: int
+    parts: Mapping[str, nn.Module], initialise: Callable[[nn.Module], None], seed: int, bucket: int
 ) -> dict[str, torch.Tensor]:
-    """Initial values of all parameters under the submodules ``roots`` of ``module`` (whose own may be on meta).
+    """Initial values of all parameters of these modules, by their names in the model. The modules' own may be on meta.
 
     They are drawn on the CPU in float32, for any device and precision. So a run starts from the same weights, wherever its
     layers are placed. ``initialise`` sets one module's parameters; it is called for children before their parents, as by
@@ -27,8 +27,8 @@ def initial_values(
     """
     values: dict[str, torch.Tensor] = {}
     with _randomness(seed, bucket), torch.no_grad():
-        for root in roots:
-            part = copy.deepcopy(module.get_submodule(root)).to_empty(device="cpu")
+        for root, given in parts.items():
+            part = copy.deepcopy(given).to_empty(device="cpu")
             for parameter in part.parameters():
                 parameter.fill_(torch.nan)
                 parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # transformers' mark for "leave alone"

@@ -31,7 +31,8 @@ MOST_EXPECTED_SECONDS = 2.0
 
 
 def layer_costs(model: Model, run: plan_pb2.Run) -> list[plan_pb2.Layer]:
-    """Per layer: FLOPs, output bytes and memory of one micro-batch, and the bytes of all parameters that it uses.
+    """Per layer: FLOPs, output bytes and memory of one micro-batch, and the bytes of the parameters that it uses, trained and
+    frozen.
 
     Counted, not measured, so that all nodes of a run report the same. A shared parameter counts for each layer that uses it,
     since each of them needs it.
@@ -49,7 +50,9 @@ def layer_costs(model: Model, run: plan_pb2.Run) -> list[plan_pb2.Layer]:
             parameter_bytes=parameter_bytes[number],
             activation_bytes=math.prod(model.activation_shape(number, samples)) * computes_in.itemsize,
             kept_bytes=memory[number].kept,
-            working_bytes=memory[number].working,
+            working_bytes=memory[number].working + model.frozen.unpacked_bytes(number, computes_in),
+            frozen_bytes=model.frozen.layer_bytes(number, computes_in),
+            backward_flops=model.backward_flops(number) * samples if model.frozen else 0.0,
         )
         for number, layer in enumerate(model.layers)
     ]
@@ -69,10 +72,11 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
     alike = Counter(of_layers)
     number = max(range(len(of_layers)), key=lambda layer: alike[of_layers[layer]] * of_layers[layer])
     micro_batch, dtype = run.train.micro_batch, run_dtype(run)
-    flops = 3 * micro_batch * model.layers[number].flops
+    flops = micro_batch * (model.layers[number].flops + model.backward_flops(number))
     if not flops or flops > MOST_EXPECTED_SECONDS * products.flops:
         return None
     state = sum(5 * spec.size * dtype.itemsize for spec in model.buckets if number in spec.layers)
+    state += model.frozen.layer_bytes(number, compute_dtype(run))
     memory = layer_memory(model, micro_batch, compute_dtype(run), dtype)[number]
     if state + memory.kept + memory.working > min(products.memory_bytes, free_memory(device)):
         return None
@@ -93,7 +97,15 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
 
 
 def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.device) -> float:
-    stage = build_stage(model, number, number + 1, device, run_dtype(run), computes_in=compute_dtype(run))
+    stage = build_stage(
+        model,
+        number,
+        number + 1,
+        device,
+        run_dtype(run),
+        computes_in=compute_dtype(run),
+        frozen=model.frozen.made_up(),
+    )
     some = torch.Generator(device).manual_seed(0)
     for bucket in stage.buckets.values():
         bucket.parameters.normal_(std=0.02, generator=some)

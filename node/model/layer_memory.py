@@ -72,6 +72,8 @@ def _measured(
                     part._buffers[name] = buffer.to(model.buffer_dtype(computes_in))
         for parameter in whole.parameters():
             watch.ignore(parameter)
+            if not parameter.requires_grad:
+                continue
             if computes_in == adds_up_in:
                 parameter.grad = torch.zeros_like(parameter)
                 watch.ignore(parameter.grad)
@@ -92,7 +94,7 @@ def _of_layer(
     else:
         layer = model.layers[number]
         labels = torch.zeros(micro_batch, *layer.output[:-1], dtype=torch.int64)
-        read = list({id(p): p for p in map(whole.get_parameter, layer.parameters)}.values())
+        read = list({id(p): p for p in map(whole.get_parameter, layer.parameters) if p.requires_grad}.values())
         y = loss_of_part(part, x, labels, layer.output[-1], read).weighted
         del labels
     forward = watch.most

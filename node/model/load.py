@@ -31,7 +31,12 @@ def load_model(
     else:
         from dtfm.node.model.causal.language_model import load_causal_lm  # transformers takes seconds to import
 
-        model = load_causal_lm(spec.family, spec.config_json, sample, spec.pretrained, tokenizer)
+        adapter = spec.adapter if spec.HasField("adapter") else None
+        model = load_causal_lm(
+            spec.family, spec.config_json, sample, spec.pretrained, tokenizer, adapter=adapter, weights=spec.weights
+        )
+        if adapter is not None:
+            return model
     for name, parameter in model.module.named_parameters():
         if not parameter.requires_grad:
             raise ValueError(

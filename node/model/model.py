@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.frozen import FrozenWeights
 from dtfm.node.model.initial_values import initial_values
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -61,6 +63,7 @@ class Model(ABC):
         self.sample = sample
         self.layers = layers
         self.buckets = _buckets(module, layers)
+        self.frozen = FrozenWeights()
         self.compiles = False  # the layers of stages that are cut from now on
 
     def set_momentum(self, has_momentum: bool) -> None:
@@ -95,6 +98,28 @@ class Model(ABC):
         """Writes the description of the architecture that goes with exported weights into a local folder. ``special_ids``: of
         the run's tokenizer (see Tokenizer)."""
 
+    def backward_flops(self, layer: int) -> float:
+        """The FLOPs of a layer's backward pass for one sample: of the gradient of its input as many as forward, and of the
+        gradients of the matrices that are trained."""
+        if not self.frozen:
+            return 2 * self.layers[layer].flops
+        tokens = math.prod(self.layers[layer].output[:-1])
+        trained = sum(
+            math.prod(shape)
+            for spec in self.buckets
+            if layer in spec.layers
+            for _, shape in spec.parameters
+            if len(shape) == 2
+        )
+        return self.layers[layer].flops + 2.0 * tokens * trained
+
+    @property
+    def passes(self) -> float:
+        """The cost of training a micro-batch, in forward passes."""
+        forward = sum(layer.flops for layer in self.layers)
+        backward = sum(map(self.backward_flops, range(len(self.layers))))
+        return 1 + (backward / forward if forward else 2.0)
+
     @property
     def constants(self) -> dict[str, torch.Tensor]:
         """The module's state dict without the parameters, by name: nobody trains it, and every node has the same."""
@@ -114,12 +139,16 @@ class Model(ABC):
         """
         if not bucket.parameters:
             return {}
+        values = initial_values(self.initialised_parts(bucket), self.initialise_module, seed, bucket.index)
+        return {name: values[name] for name, _ in bucket.parameters}
+
+    def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
+        """By name, the submodules whose initialisation sets the bucket's parameters."""
         if bucket.index < len(self.layers):
             roots = self.layers[bucket.index].roots
         else:
             roots = tuple(dict.fromkeys(name.rpartition(".")[0] for name, _ in bucket.parameters))
-        values = initial_values(self.module, roots, self.initialise_module, seed, bucket.index)
-        return {name: values[name] for name, _ in bucket.parameters}
+        return {root: self.module.get_submodule(root) for root in roots}
 
 
 @contextmanager
@@ -140,13 +169,14 @@ def parameters_on_meta() -> Iterator[None]:
 
 def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Under a FakeTensorMode: replaces parameters by fake ones with a device and a shape but no memory. They have ``dtype``, or
-    the parameter's own dtype."""
+    the parameter's own dtype, and get gradients if the parameter does."""
     fakes: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part._parameters.items():
             if old is not None:
                 if old not in fakes:
-                    fakes[old] = nn.Parameter(torch.empty(old.shape, dtype=dtype or old.dtype))
+                    fake = torch.empty(old.shape, dtype=dtype or old.dtype)
+                    fakes[old] = nn.Parameter(fake, requires_grad=old.requires_grad)
                 part._parameters[name] = fakes[old]
 
 
@@ -190,12 +220,15 @@ def _is_kept(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, ...]:
-    """One bucket per layer for the parameters that only it uses, then one per parameter that several layers use."""
+    """One bucket per layer for the parameters that only it uses, then one per parameter that several layers use. Frozen
+    parameters are in none."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     canonical = canonical_names(module)
     users: dict[str, list[int]] = {}
     for number, layer in enumerate(layers):
         for name in layer.parameters:
+            if not parameters[name].requires_grad:
+                continue
             of = users.setdefault(canonical[id(parameters[name])], [])
             if number not in of:
                 of.append(number)

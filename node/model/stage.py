@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dtfm.node.model.bucket import HOST, STATE_TENSORS, Bucket
+from dtfm.node.model.frozen import FrozenWeights
 from dtfm.node.model.loss import Scored, loss_of_part
 from dtfm.node.model.model import Forward, Model, canonical_names
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
@@ -24,8 +25,8 @@ class Stage:
 
     ``buckets`` are the buckets that its layers use, by index in ascending order. A bucket shared with another stage is in both.
     ``weights``, by bucket, are flat tensors of ``dtype`` on ``device``, for computing. They are the bucket's own parameters, or
-    a copy if these have another dtype or are in the host's memory. ``parameters`` are the module's parameters by bucket: views
-    into ``weights``.
+    a copy if these have another dtype or are in the host's memory. ``parameters`` are the module's trained parameters by bucket:
+    views into ``weights``. The others come from ``frozen``.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Stage:
         device: torch.device,
         dtype: torch.dtype,
         keeping: Keeping,
+        frozen: FrozenWeights,
     ) -> None:
         self.model, self.first, self.past_last = model, first, past_last
         self.device, self.dtype, self.keeping, self.buckets = device, dtype, keeping, dict(buckets)
@@ -48,7 +50,7 @@ class Stage:
             for index, bucket in self.buckets.items()
         }
         module = copy.deepcopy(model.module)
-        self.parameters = self._fill(module)
+        self.parameters = self._fill(module, frozen.into(module, first, past_last, device, dtype))
         self._part = model.cut(module, first, past_last, keeping.checkpointing is Checkpointing.LAYER)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
@@ -112,7 +114,7 @@ class Stage:
     @property
     def state_bytes(self) -> tuple[int, int]:
         """Bytes of state, gradients and weights: on the device, and in the host's memory."""
-        device, host = 0, 0
+        device, host = self.model.frozen.stage_bytes(self.first, self.past_last, self.dtype), 0
         for index, bucket in self.buckets.items():
             state = STATE_TENSORS * bucket.parameters.nbytes
             host += bucket.for_exchanges_bytes
@@ -124,13 +126,14 @@ class Stage:
                 device += state
         return device, host
 
-    def _fill(self, module: nn.Module) -> dict[int, tuple[nn.Parameter, ...]]:
-        """Replaces meta parameters by views into the weights, under every name, and moves buffers to the device.
+    def _fill(self, module: nn.Module, frozen: Mapping[str, nn.Parameter]) -> dict[int, tuple[nn.Parameter, ...]]:
+        """Replaces meta parameters by views into the weights, or by ``frozen`` ones, under every name. Moves buffers to the
+        device.
 
         If weights and bucket have one dtype, autograd adds each gradient to the bucket's, in place. Otherwise each backward
         pass makes a gradient of its own, and a hook adds it to the bucket's and frees it.
         """
-        real: dict[str, nn.Parameter] = {}
+        real = dict(frozen)
         for index, bucket in self.buckets.items():
             gradients = bucket.views(bucket.gradients)
             for name, view in bucket.views(self.weights[index]).items():
@@ -166,11 +169,14 @@ def build_stage(
     computes_in: torch.dtype | None = None,
     keeping: Keeping = Keeping(),  # noqa: B008  # a frozen value
     held: Mapping[int, Bucket] | None = None,
+    frozen: FrozenWeights | None = None,
 ) -> Stage:
     """A stage of layers [first, past_last) whose state has ``dtype``. New buckets are zero: initialise or load them.
 
     It computes in ``computes_in``, by default ``dtype``. Buckets in ``held`` (by index) are used without a copy, unless
-    ``keeping`` wants their state elsewhere. When the buckets have their values, call `Stage.refresh` for them.
+    ``keeping`` wants their state elsewhere. When the buckets have their values, call `Stage.refresh` for them. Weights that are
+    not trained come from ``frozen``, by default the model's: those that are missing there are read. Raises ValueError if they
+    cannot be.
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
     specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
@@ -179,7 +185,8 @@ def build_stage(
     for spec in specs:
         mine = (held or {}).get(spec.index)
         buckets[spec.index] = mine.placed(device, home) if mine is not None else Bucket(spec, device, dtype, home)
-    return Stage(model, first, past_last, buckets, device, computes_in or dtype, keeping)
+    given = model.frozen if frozen is None else frozen
+    return Stage(model, first, past_last, buckets, device, computes_in or dtype, keeping, given)
 
 
 def initialise(model: Model, bucket: Bucket, seed: int) -> None:

@@ -300,7 +300,7 @@ class Generation:
             self.placement,
             self.sizes,
             bandwidth=self._bandwidth,
-            micro_batch_seconds=3 * forward_flops / self._flops,
+            micro_batch_seconds=self.stage.model.passes * forward_flops / self._flops,
             previous=previous,
         )
         for codec in codecs.all:  # whatever a codec loads or compiles, it does now

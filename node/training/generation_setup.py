@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from dtfm.node.host.device import free_memory
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
-from dtfm.node.model.precision import run_dtype
+from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, home_of
 from dtfm.node.state.images import FREE_MEMORY_FRACTION
 from dtfm.node.state.making_room import make_room
@@ -68,6 +69,9 @@ def set_up(
         if progress is None:
             earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs
     if stage is None:
+        if frozen := loaded.model.frozen:
+            # Called off, it goes on in its thread: what it has read stays.
+            wait(asyncio.to_thread(frozen.load, *placement.layers, compute_dtype(loaded.run)))
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     if placement.rounds.at_rest(assignment.step):
         for bucket in stage.buckets.values():
@@ -101,6 +105,7 @@ def free_first(
             return
         earlier.progress.discard()
         stage.release()
+    loaded.model.frozen.keep(placement.layers)
     expected = {layer for layer, donors in enumerate(assignment.donors) if equipment.node in donors.nodes}
     mine = [spec for spec in loaded.model.buckets if spec.used_by(*placement.layers)]
     home = home_of(placement.keeping, equipment.device)

@@ -218,8 +218,9 @@ class TrainingStep:
         self._enter(number)
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
             y = compute.forward(self._input(number), compute.positions(number))
-        # The graph alone: the output is needed for sending, and not for the backward pass.
-        progress.outputs[number] = get_gradient_edge(y)
+        # The graph alone: the output is needed for sending, and not for the backward pass. A stage that trains nothing and
+        # begins with the data has none.
+        progress.outputs[number] = get_gradient_edge(y) if y.requires_grad else None
         self._look(y.detach(), f"the output of micro-batch {number}")
         self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
 
@@ -237,13 +238,14 @@ class TrainingStep:
     def _input(self, number: int) -> torch.Tensor:
         return self._compute.inputs(number) if self._placement.first else self._progress.inputs[number]
 
-    def _backward(self, number: int, root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -> None:
+    def _backward(self, number: int, root: torch.Tensor | GradientEdge | None, gradient: torch.Tensor | None) -> None:
         placement, progress = self._placement, self._progress
         self._left -= 1
         if self._left == 0:
             self._before_last_backward()
         with self._work.piece(), span(Activity.BACKWARD, progress.step, number):
-            torch.autograd.backward(root, gradient)
+            if root is not None:
+                torch.autograd.backward(root, gradient)
         progress.finished.add(number)
         WORK.did()
         if not placement.first:

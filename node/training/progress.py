@@ -46,7 +46,7 @@ class Progress:
     activations: dict[int, Arrival] = field(default_factory=dict)
     gradients: dict[int, Arrival] = field(default_factory=dict)
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[int, GradientEdge] = field(default_factory=dict)
+    outputs: dict[int, GradientEdge | None] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     sent: dict[tuple[Kind, int], Future[Encoded]] = field(default_factory=dict)

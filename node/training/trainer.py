@@ -18,12 +18,14 @@ from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
 from dtfm.node.data.problems import sentence_of
+from dtfm.node.host.device import free_memory
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
-from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.bucket import HOST, Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of, read_plan
+from dtfm.node.model.precision import compute_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.recovery import Inventory, take_inventory
@@ -49,6 +51,9 @@ STOP_SECONDS = 10.0
 
 PAUSES = (5.0, 15.0, 45.0, 120.0, 300.0)
 """Seconds between attempts to load the run where what failed may pass."""
+
+FROZEN_EARLY = 0.5
+"""The fraction of the host's free memory for frozen weights of layers that this node may get."""
 
 DeliverTo = Callable[[Receiver | None], None]
 
@@ -200,6 +205,7 @@ class Trainer:
         self._standby_wanted = wanted
         if wanted.past_last_layer and (loaded := self._loaded) is not None:
             await self._hold_data(loaded, wanted.first_layer, wanted.past_last_layer)
+            await self._hold_frozen(loaded, wanted.first_layer, wanted.past_last_layer)
             if self._standby_wanted is not wanted:
                 return  # a later request has come since
         loaded, generation = self._loaded, self._generation
@@ -219,11 +225,21 @@ class Trainer:
             except Exception as problem:  # whatever the file system raises comes again when the plan is adopted
                 log.error("%s", problem)
 
+    async def _hold_frozen(self, loaded: LoadedRun, first: int, past_last: int) -> None:
+        """Before this node gets these layers: it has their frozen weights in the host's memory, as far as there is room."""
+        frozen, dtype = loaded.model.frozen, compute_dtype(loaded.run)
+        try:
+            await asyncio.to_thread(frozen.load, first, past_last, dtype, int(FROZEN_EARLY * free_memory(HOST)))
+        except Exception as problem:  # it is read again when the plan is adopted
+            log.error("%s", problem)
+
     def stop(self) -> None:
         """Calls off the present work and ends the threads."""
         self.interrupt("the node is stopping")
         self._stopping.set()
         self._preparation.cancel()
+        if self._loaded is not None:
+            self._loaded.model.frozen.close()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
         self._digests.close()
@@ -343,6 +359,7 @@ class Trainer:
         elif placement is None:
             log.info("idle in generation %d: %s", number, assignment.reason)
             self._earlier = None
+            self._keep_frozen()
             if inventory.expected:  # it vouches for the state that others may get from it
                 self._is_ready(wire.PlanReady(generation=number), assignment.step, inventory.expected.values())
             self._data.begin_early(self._loaded.data)  # should another node be lost, nobody is to wait for it
@@ -429,11 +446,18 @@ class Trainer:
         log.info("compression: %s", generation.codecs)
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
+        self._keep_frozen(placement.layers)
         # Until the generation begins, this node still donates what it held before, and still has it if it never does.
         self._hold(assignment.step, {**generation.stage.buckets, **self._store.held.buckets})
         progress, codecs = generation.progress.report(placement), generation.codecs.report
         ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
         self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
+
+    def _keep_frozen(self, *layers: tuple[int, int]) -> None:
+        """Lets go of frozen weights but those of these layers, and those that it may get."""
+        assert self._loaded is not None
+        wanted = self._standby_wanted
+        self._loaded.model.frozen.keep(*layers, (wanted.first_layer, wanted.past_last_layer))
 
     def _is_ready(self, ready: wire.PlanReady, step: int, states: Collection[Bucket]) -> None:
         self._digests.begin(step, states)

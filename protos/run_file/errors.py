@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from dtfm.protos.run_file.tables import table_of
+
 _SHOWN_CHARACTERS = 80
 
 _WANTED = {
@@ -58,7 +60,11 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:
     table: Any = model
     for part in path[:-1]:
-        table = get_args(table)[0] if isinstance(part, int) else table.model_fields[part].annotation
+        if isinstance(part, int):
+            table = get_args(table)[0]
+        else:
+            field = table.model_fields[part]
+            table = table_of(field) or field.annotation
     known = sorted(table.model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"

@@ -15,6 +15,7 @@ from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
 from dtfm.protos.run_file.data_tables import Data
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
 from dtfm.protos.run_file.tables import (
+    Adapter,
     Checkpoint,
     Cluster,
     Model,
@@ -48,6 +49,7 @@ class RunFile(Table):
         default=1, ge=0, le=2**64 - 1, description="Seed of the initial weights and of the order of samples."
     )
     model: Model = Field(default_factory=Model)
+    adapter: Adapter | None = None
     data: Data = Field(default_factory=Data)
     train: Train = Field(default_factory=Train)
     network: Network = Field(default_factory=Network)
@@ -64,6 +66,21 @@ class RunFile(Table):
         if train.loss_per != "auto" or data is None:
             return train
         return train.model_copy(update={"loss_per": "token" if data.talks else "sample"})
+
+    @field_validator("adapter")
+    @classmethod
+    def _adapter_fits(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
+        model = info.data.get("model")
+        if model is not None and adapter is not None and not model.pretrained:
+            raise ValueError(
+                "an adapter needs weights to stand beside: set model.pretrained, or remove the table to train a whole model"
+            )
+        if model is not None and adapter is None and model.weights != "bf16":
+            raise ValueError(
+                f'model.weights = "{model.weights}" is for weights that stay as they are: add a table [adapter], or remove '
+                "model.weights"
+            )
+        return adapter
 
     @field_validator("cluster")
     @classmethod
@@ -147,6 +164,8 @@ class RunFile(Table):
                 config_json=json.dumps(self.model.config),
                 module=self.model.module,
                 pretrained=pretrained,
+                weights=self.model.weights if self.adapter is not None else "",
+                adapter=self._adapter_message(),
             ),
             data=plan_pb2.Run.Data(
                 **self.data.model_dump(exclude={"tokenizer"}),
@@ -165,6 +184,12 @@ class RunFile(Table):
             ),
             trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode], audit_rate=self.trust.audits),
         )
+
+    def _adapter_message(self) -> plan_pb2.Run.Adapter | None:
+        if self.adapter is None:
+            return None
+        named = [] if self.adapter.targets == "all-linear" else self.adapter.targets
+        return plan_pb2.Run.Adapter(rank=self.adapter.rank, alpha=self.adapter.alpha, targets=named)
 
 
 def read_run_file(path: Path | None) -> RunFile:

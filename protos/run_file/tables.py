@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from dtfm.installed import install_line
 from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
@@ -30,6 +31,12 @@ class Table(BaseModel):
     """A table of the run file. Refuses unknown keys and wrong types, and validates defaults like given values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+def table_of(field: FieldInfo) -> type[Table] | None:
+    """The table that a key stands for, also one that may be left out. None: a plain key."""
+    named = (field.annotation, *get_args(field.annotation))
+    return next((each for each in named if isinstance(each, type) and issubclass(each, Table)), None)
 
 
 class Model(Table):
@@ -61,6 +68,12 @@ class Model(Table):
         max_length=256,
         description='With family "module": "package.module:function", a function that returns a torch.nn.Sequential. '
         "Every node must be able to import it.",
+    )
+    weights: Literal["bf16", "int8", "nf4"] = Field(
+        default="bf16",
+        description='How nodes keep the frozen weights of a run with `[adapter]`. "bf16": as published, in the precision that '
+        'the run computes in. "int8" and "nf4": the matrices of the decoder layers in 8 or 4 bits, by bitsandbytes. They '
+        "need a half or a quarter of the memory of 16 bits.",
     )
 
     @field_validator("pretrained")
@@ -102,6 +115,45 @@ class Model(Table):
         elif not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", module):
             raise ValueError('with family = "module", must name a function like "package.module:function"')
         return module
+
+
+MOST_TARGETS = 100
+"""Names of modules in adapter.targets."""
+
+
+class Adapter(Table):
+    """Fine-tuning by LoRA. With this table the weights of `model.pretrained` stay as they are, and the run trains small matrices
+    beside them. Nodes reduce, keep and send these alone."""
+
+    rank: int = Field(default=16, ge=1, le=4096, description="The rank of the two matrices beside each trained one.")
+    alpha: float = Field(
+        default_factory=lambda known: 2.0 * known.get("rank", 0),
+        gt=0,
+        le=1e6,
+        description="The product of the two matrices counts times `alpha / rank`. Default: twice `rank`.",
+    )
+    dropout: float = Field(default=0.0, description="Only 0 is supported: a step must not depend on who computes it.")
+    targets: Literal["all-linear"] | list[str] = Field(
+        default="all-linear",
+        description='The modules that get an adapter, like ["q_proj", "v_proj"], by the ends of their names. "all-linear": all '
+        "matrices of the decoder layers.",
+    )
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, dropout: float) -> float:
+        if dropout:
+            raise ValueError("dropout is not supported yet: replicas would train different things; leave it out")
+        return dropout
+
+    @field_validator("targets", mode="plain")
+    @classmethod
+    def _targets_fit(cls, targets: object) -> object:
+        named = targets if isinstance(targets, list) and len(targets) <= MOST_TARGETS else []
+        are_names = [isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.]{1,200}", name) for name in named]
+        if targets == "all-linear" or (are_names and all(are_names)):
+            return targets
+        raise ValueError('must be "all-linear", or names of modules, like ["q_proj", "v_proj"]')
 
 
 class Train(Table):

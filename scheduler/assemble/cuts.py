@@ -35,7 +35,7 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
     if stages > layers:
         return False
     speed = _survey(t, sketch, stages)
-    seconds = 3 * t.layer[layers].flops_before * t.micro_batches / speed
+    seconds = t.passes * t.layer[layers].flops_before * t.micro_batches / speed
     most, step, best, fitting = 1e6 * seconds, FASTER, np.inf, 0
     while fitting < PIPELINES and seconds < min(most, best):
         for stage in range(stages):
@@ -126,13 +126,13 @@ def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
         speed, carried = 0.0, 0.0
         for node in members:
             own = sketch.node[node].own
-            if 3 * most <= own * t.node[node].flops and own > 0:
+            if t.passes * most <= own * t.node[node].flops and own > 0:
                 carried += seconds / own
             else:
                 speed += t.node[node].flops
         if carried >= t.micro_batches:
             return most * (1 + 1e-9)
-        less = speed * seconds / (3 * (t.micro_batches - carried))
+        less = speed * seconds / (t.passes * (t.micro_batches - carried))
         if less >= most:
             return most * (1 + 1e-9)
         most = less
@@ -180,7 +180,9 @@ def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int) -> bool:
         while end < last and t.layer[end + 1].flops_before <= flops and t.layer[end + 1].gradients_before <= most:
             passes = _most_passes(t, sketch, stage, begin, end + 1, held, 0.0)
             work = t.layer[end + 1].flops_before - t.layer[begin].flops_before
-            if passes < 0 or work * (passes / 3) > sketch.stage[stage].work:  # which is reckoned with 3
+            if (
+                passes < 0 or work * (passes / t.passes) > sketch.stage[stage].work
+            ):  # reckoned without computing layers again
                 break
             end += 1
         if end == begin:

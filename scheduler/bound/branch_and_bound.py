@@ -176,6 +176,8 @@ class _Bounds:
     rest_summed: Floats
     """[used, first] the same until the remaining stages' gradients are summed, without the way back."""
     fastest: float
+    passes: float
+    """Workload.passes."""
 
     @classmethod
     def of(cls, problem: Problem, keep_idle_hands: bool) -> _Bounds:
@@ -192,6 +194,7 @@ class _Bounds:
         need = (
             np.diff(problem.parameters_before[stage], axis=1)[:, 0]
             * problem.workload.least_device_bytes_per_parameter_byte
+            + np.diff(problem.frozen_before[stage], axis=1)[:, 0]
             + held * kept
         )
         per_flop, alone = _alone(tables(problem), 0 if keep_idle_hands else 1)
@@ -202,7 +205,7 @@ class _Bounds:
             fits[~member[:, problem.proven].any(axis=1)] = False
         alone[~fits] = np.inf
         fastest = float(problem.flops.max())
-        computed, summed = _rest(work, per_flop, alone, fastest)
+        computed, summed = _rest(work, per_flop, alone, fastest, problem.workload.passes)
         return cls(
             layers,
             member.sum(axis=1),
@@ -217,6 +220,7 @@ class _Bounds:
             computed,
             summed,
             fastest,
+            problem.workload.passes,
         )
 
 
@@ -249,7 +253,7 @@ def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
         pace, after = np.empty(len(members)), np.zeros(len(members))
         missing = len(members) * least_load > t.micro_batches
         for a in range(len(members)):
-            pace[a] = 3.0 / t.node[members[a]].flops
+            pace[a] = t.passes / t.node[members[a]].flops
             for b in members:
                 missing = missing or np.isinf(t.link[members[a], b].slowness)
         if missing:
@@ -260,7 +264,7 @@ def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
                 work = t.layer[past_last].flops_before - t.layer[layer].flops_before
                 for a in range(len(members)):
                     forward = work / t.node[members[a]].flops
-                    pace[a] = 3 * forward
+                    pace[a] = t.passes * forward
                     after[a] = reduced_after(t, members, members[a], layer, past_last, forward)
                 seconds = soonest(pace, after, t.micro_batches, least_load)
                 alone[mask, layer, past_last] = max(per_flop[mask] * work, seconds)
@@ -280,7 +284,7 @@ def _crowding(t: Tables) -> Floats:
     return made
 
 
-def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tuple[Floats, Floats]:
+def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float, passes: float) -> tuple[Floats, Floats]:
     """Least seconds of the stages still to come, by the nodes already used and the first layer.
 
     Dynamic programming over both; links are left out.
@@ -296,7 +300,7 @@ def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tupl
         stage = alone[free]
         busy = np.where(np.isinf(stage), np.inf, per_flop[free, None, None] * work)
         after = used | free
-        computed[used, :-1] = np.maximum(busy, 3 * way + computed[after][:, None]).min(axis=(0, 2))[:-1]
+        computed[used, :-1] = np.maximum(busy, passes * way + computed[after][:, None]).min(axis=(0, 2))[:-1]
         summed[used, :-1] = np.maximum(stage, way + summed[after][:, None]).min(axis=(0, 2))[:-1]
     return computed, summed
 
@@ -359,8 +363,8 @@ def _weighed(
         [
             arrival + known.alone[mask, cut, end],
             both + known.per_flop[mask] * work,
-            both + 3 * (quickest + rest) + wait,
-            both + 3 * quickest + known.rest_computed[used, end],
+            both + known.passes * (quickest + rest) + wait,
+            both + known.passes * quickest + known.rest_computed[used, end],
             arrival + quickest + known.rest_summed[used, end],
         ],
         axis=0,

@@ -22,13 +22,14 @@ def reduced_after(t: Tables, members: Ints, node: int, layer: int, past_last: in
         return 0.0
     shard = (t.layer[past_last].gradients_before - t.layer[layer].gradients_before) / len(members)
     last = (t.layer[layer + 1].gradients_before - t.layer[layer].gradients_before) / len(members)
-    longest = -2 * forward
+    backward = (t.passes - 1) * forward
+    longest = -backward
     for owner in members:
         if owner == node:
             continue
         # Each link carries a shard there for the owner, and later the sender's own sum.
         carried = 2 * shard * t.link[node, owner].slowness + t.link[node, owner].latency
-        longest = max(longest, carried - 2 * forward)
+        longest = max(longest, carried - backward)
         # A node's last gradients go to every owner, and their sums from there to all other nodes.
         hop = last * t.link[node, owner].slowness + t.link[node, owner].latency
         onward = 0.0
@@ -125,6 +126,7 @@ def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> f
 def work_bound(problem: Problem) -> float:
     """A lower bound on the seconds per step of any plan, from the devices alone. Certified: all devices share all work without a
     pause, and one micro-batch passes through the fastest device."""
-    work, flops = 3.0 * float(np.sum([layer.forward_flops for layer in problem.workload.layers])), problem.flops
+    forward, flops = float(np.sum([layer.forward_flops for layer in problem.workload.layers])), problem.flops
+    work = problem.workload.passes * forward
     bound = max(work * problem.workload.micro_batches / float(flops.sum()), work / float(flops.max()))
     return bound * (1.0 - 1e-12)  # margin for rounding: others add up the same terms in another order

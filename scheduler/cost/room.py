@@ -150,9 +150,11 @@ def room_of(problem: Problem, plan: Plan) -> Room:
     workload, size = problem.workload, problem.parameters_before
     on_device = workload.bytes_kept_per_parameter_byte, workload.for_exchanges_per_parameter_byte
     in_host = workload.bytes_beside_host_per_parameter_byte, workload.host_bytes_per_parameter_byte
+    before = np.array([on_device, in_host])[:, :, None] * size
+    before[:, DEVICE] += problem.frozen_before  # which the node reads again: nobody fetches them from it
     return Room(
         seat,
-        np.ascontiguousarray(np.array([on_device, in_host])[:, :, None] * size),
+        np.ascontiguousarray(before),
         size * (1.0 + workload.optimizer_bytes_per_parameter_byte),
         np.column_stack([problem.memory, problem.host_memory]),
         np.array([any(place_of(way) == where for way in workload.ways) for where in (DEVICE, HOST)], dtype=np.int64),

@@ -1,4 +1,5 @@
-"""The layers of a language model from its transformers config, without the model.
+"""The layers of a language model from its transformers config, without the model: one that is trained, or one that stays as it is
+beside an adapter.
 
 A node counts them on the model itself, whatever its family (node/model/layer_costs.py). The sums here agree with that:
 exactly, except ``working_bytes``, which are within 1 %.
@@ -6,7 +7,9 @@ exactly, except ``working_bytes``, which are within 1 %.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from dtfm.scheduler.formats.model_config import check_model
@@ -43,10 +46,37 @@ KNOWN = {
 """Settings that may be given; others may change a layer in unknown ways."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An adapter of this ``rank`` beside each matrix of the decoder layers. ``weights``: how nodes keep these, as the run file
+    says."""
+
+    rank: int
+    weights: str
+
+    def packed(self, matrix: Sequence[int], byte: int) -> int:
+        """The bytes of a frozen matrix of a decoder layer, as node/model/causal/quantised.py counts them. ``byte``: those of a
+        number that is computed with."""
+        count = prod(matrix)
+        if self.weights == "int8":
+            return count + 4 * matrix[0]
+        if self.weights == "nf4":
+            scales = -(-count // 64)
+            return -(-count // 2) + scales + 4 * -(-scales // 256) + 4 * 273
+        return byte * count
+
+
 def language_model_layers(
-    family: str, config: Mapping[str, Any], vocabulary: int, length: int, micro_batch: int, bf16: bool
+    family: str,
+    config: Mapping[str, Any],
+    vocabulary: int,
+    length: int,
+    micro_batch: int,
+    bf16: bool,
+    beside: Beside | None = None,
 ) -> tuple[Layer, ...]:
-    """Embedding, decoder layers and head, for samples of ``length`` tokens. Weights are in fp32.
+    """Embedding, decoder layers and head, for samples of ``length`` tokens. Weights are in fp32. With ``beside`` they are
+    frozen, and the adapter beside them is trained.
 
     Raises ValueError for a model that is not known well enough, and NoSuchModel for one that transformers does not build.
     """
@@ -82,31 +112,65 @@ def language_model_layers(
     elif family == "qwen3":
         parameters += 2 * head
         kept += (4 + byte) * (queries + keys) + 4 * (heads + key_heads)
-    feeding = byte * max(2 * tokens * inner, hidden * inner + tokens * inner) + tokens * output
+    attention = (queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries)
+    shapes = (*attention, (inner, hidden), (inner, hidden), (hidden, inner))
+    vectors = parameters - matrices
+    trained, frozen, of_matrix = parameters, 0, hidden * inner
+    products = matrices
+    if beside is not None:
+        trained, of_matrix = beside.rank * sum(map(sum, shapes)), 0
+        products += trained
+        frozen = sum(beside.packed(shape, byte) for shape in shapes) + byte * vectors
+        # Frozen norms do not keep what they multiply with their weights; each adapter keeps the product of its first matrix.
+        kept += 7 * byte * beside.rank - 2 * output - (byte * (queries + keys) if family == "qwen3" else 0)
+    feeding = byte * max(2 * tokens * inner, of_matrix + tokens * inner) + tokens * output
+    unpacked = 0
+    if beside is not None:
+        feeding -= byte * tokens * beside.rank
+        unpacked = byte * max(map(prod, shapes)) if beside.weights != "bf16" else 0
     decoder = (
-        2 * tokens * matrices + 4 * tokens * length * queries,
-        4 * parameters,
+        2 * tokens * products + 4 * tokens * length * queries,
+        4 * trained,
         tokens * output,
         tokens * kept + 2 * length * head * byte,
-        max(feeding, tokens * hidden * (10 if bf16 else 12)),
+        max(feeding, tokens * hidden * (10 if bf16 else 12)) + unpacked,
+        frozen,
     )
     table, angles = vocabulary * hidden, length * (18 * head + 8)
-    working = tokens * output + max(byte * table, angles)
-    kept, worked = _head_memory(tokens, hidden, vocabulary, byte, inputs + norm)
+    gradient, of_all = byte * table, 1
+    if beside is not None:
+        gradient, of_all = 0, 0
+        norm -= 2 * output
+    working = tokens * output + max(gradient, angles)
+    kept, worked = _head_memory(tokens, hidden, vocabulary, byte, inputs + norm, gradient)
+    others = [0 if of_all else byte * size for size in (table, table + hidden)]
     return (
-        Layer("embedding", 0, 4 * table, tokens * output, 8 * tokens, working),
+        Layer("embedding", 0, 4 * table * of_all, tokens * output, 8 * tokens, working, others[0]),
         *(Layer(f"layer {number}", *decoder) for number in range(1, count + 1)),
-        Layer("head", 2 * tokens * table, 4 * (table + hidden), tokens * vocabulary * byte, kept, worked),
+        Layer(
+            "head",
+            2 * tokens * table,
+            4 * (table + hidden) * of_all,
+            tokens * vocabulary * byte,
+            kept,
+            worked,
+            others[1],
+        ),
     )
 
 
-def _head_memory(tokens: int, hidden: int, vocabulary: int, byte: int, normed: int) -> tuple[int, int]:
+def backward_per_forward(layers: Sequence[Layer], tokens: int) -> float:
+    """Workload.backward_per_forward of layers with an adapter, for micro-batches of this number of tokens."""
+    trained = sum(layer.parameter_bytes for layer in layers) / 4
+    return 1 + 2 * tokens * trained / sum(layer.forward_flops for layer in layers)
+
+
+def _head_memory(tokens: int, hidden: int, vocabulary: int, byte: int, normed: int, gradient: int) -> tuple[int, int]:
     """The bytes that the head keeps, and the bytes that it works with. ``normed`` are the bytes that it keeps per token without
-    logits.
+    logits, and ``gradient`` those of its matrix's gradient.
 
     Logits are made for some tokens at a time, as node/model/loss.py says (chunk_tokens).
     """
-    gradient = byte * hidden * vocabulary
     of_norm = tokens * hidden * (16 if byte == 2 else 12)
     chunk = -(-tokens // -(-tokens // max(256, (64 << 20) // (4 * vocabulary))))
     if chunk == tokens:
@@ -114,6 +178,9 @@ def _head_memory(tokens: int, hidden: int, vocabulary: int, byte: int, normed: i
         return tokens * (4 * vocabulary + normed + 12) + 4, max(
             of_loss, of_norm - 4 * tokens * vocabulary
         ) - 12 * tokens
+    if not gradient:  # the gradient of the hidden states is there, in place of what trained weights keep
+        normed += byte * hidden
+        of_norm += tokens * (byte * hidden - 4) + 4
     logits, labels = chunk * vocabulary, tokens * (byte * hidden + 12)
     of_loss = max(12 * logits - gradient, byte * (logits + chunk * hidden)) + labels
     return tokens * normed + gradient, max(of_loss, of_norm - gradient)

@@ -14,6 +14,7 @@ from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 class _Workload(BaseModel, extra="forbid"):
     layers: tuple[Layer, ...]
     micro_batches: Whole
+    backward_per_forward: float = 2.0
     optimizer_bytes_per_parameter_byte: float = 2.0
     copy_bytes_per_parameter_byte: float = 0.0
     checkpointing: Literal["auto", "none", "layer"] = "none"
@@ -30,9 +31,10 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
     """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}], "micro_batches", ...}``.
     FLOPs and bytes are numbers, per micro-batch except ``parameter_bytes``: see Layer and Workload.
 
-    Optional keys of a layer are ``kept_bytes`` and ``working_bytes``.
+    Optional keys of a layer are ``kept_bytes``, ``working_bytes`` and ``frozen_bytes``.
 
     Optional keys of the workload:
+    - ``backward_per_forward`` (default 2).
     - ``optimizer_bytes_per_parameter_byte`` (default 2) and ``copy_bytes_per_parameter_byte`` (default 0).
     - ``checkpointing``: "auto", "none" (the default) or "layer".
     - ``optimizer_state``: "auto", "device" (the default) or "host".
@@ -47,6 +49,7 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
     workload = Workload(
         layers=read.layers,
         micro_batches=read.micro_batches,
+        backward_per_forward=read.backward_per_forward,
         optimizer_bytes_per_parameter_byte=read.optimizer_bytes_per_parameter_byte,
         copy_bytes_per_parameter_byte=read.copy_bytes_per_parameter_byte,
         checkpointing=None if read.checkpointing == "auto" else Checkpointing(read.checkpointing),

@@ -5,10 +5,12 @@ For layers [a, b) with h micro-batches in flight, a device keeps activations in 
 - NONE: h times what all layers keep, and once the most that any of them works with.
 - LAYER: h times the inputs of all layers, and once the most that any layer keeps and works with: the backward pass computes one
   layer at a time again. All layers of a stage are alike in this, also the model's last layer (the head). The input of layer 0
-  is token ids, which count as nothing. A micro-batch costs one forward pass more: 4 instead of 3. The backward pass counts 3 of
-  these instead of 2.
+  is token ids, which count as nothing. A micro-batch costs one forward pass more, which counts as a part of the backward pass:
+  if all weights are trained, 4 instead of 3.
 
 A node keeps the state, in bytes per byte of parameters, in one of two ways (memory.OptimizerState):
+
+Frozen weights are on the device in both cases, and no part of the state.
 
 - DEVICE: weights, gradients, optimizer state, and a copy of the weights to compute with if there is one.
 - HOST: on the device weights to compute with, and gradients. In the host's memory weights and optimizer state. Where the device
@@ -74,7 +76,7 @@ def need(t: Tables, way: int, first: int, past_last: int) -> Need:
         host = end.host_before - begin.host_before
     else:
         state, host = end.state_before - begin.state_before, end.outer_before - begin.outer_before
-    return Need(state + working, each, host, 3.0 + checkpointed, way)
+    return Need(state + working, each, host, t.passes + checkpointed, way)
 
 
 @compiled

@@ -57,6 +57,7 @@ class Problem:
     parameters_before: Floats = field(init=False)
     reduced_before: Floats = field(init=False)
     """Bytes of gradients that replicas reduce, as the workload's codec leaves them: the bytes to multiply with `slowness`."""
+    frozen_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
     inputs_before: Floats = field(init=False)
     activation: Floats = field(init=False)
@@ -94,6 +95,7 @@ class Problem:
             "reduced_before": _before(
                 [layer.parameter_bytes * self.workload.sent_per_reduced_byte for layer in layers]
             ),
+            "frozen_before": _before([layer.frozen_bytes for layer in layers]),
             "kept_before": _before([layer.kept for layer in layers]),
             "inputs_before": _before([0.0, *(layer.activation_bytes for layer in layers[:-1])]),
             "activation": np.array([layer.activation_bytes for layer in layers], dtype=np.float64)

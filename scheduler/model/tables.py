@@ -44,8 +44,8 @@ class Tables(NamedTuple):
     layer: Records
     """[layers + 1]: the ``*_before`` fields are sums over layers [0, k). They sum flops, gradients, and kept and input bytes
     per micro-batch in flight. They also sum the bytes of state: all of it on the device (state) except what exchanges need
-    (outer), or the part beside the host's (beside_host) and the part in the host's memory (host). ``activation`` and
-    ``working`` are the bytes of layer k itself."""
+    (outer), or the part beside the host's (beside_host) and the part in the host's memory (host). The bytes on the device
+    include frozen weights. ``activation`` and ``working`` are the bytes of layer k itself."""
     least_held: Ints
     """[s, k]: the least number of micro-batches in flight at stage k of s."""
     working: Floats
@@ -55,6 +55,8 @@ class Tables(NamedTuple):
     first_way: int
     """The first of these ways, by its place in memory.LADDER."""
     micro_batches: int
+    passes: float
+    """Workload.passes."""
     relayed: int
     """The number of links with a relay's line."""
     mixed: bool
@@ -105,9 +107,10 @@ def tables(problem: Problem) -> Tables:
         slower=np.maximum(np.maximum(problem.slowness, problem.slowness.T), np.maximum(shared, shared.T)),
         layer=_records(
             flops_before=problem.flops_before,
-            state_before=problem.parameters_before * workload.bytes_kept_per_parameter_byte,
+            state_before=problem.parameters_before * workload.bytes_kept_per_parameter_byte + problem.frozen_before,
             outer_before=problem.parameters_before * workload.for_exchanges_per_parameter_byte,
-            beside_host_before=problem.parameters_before * workload.bytes_beside_host_per_parameter_byte,
+            beside_host_before=problem.parameters_before * workload.bytes_beside_host_per_parameter_byte
+            + problem.frozen_before,
             host_before=problem.parameters_before * workload.host_bytes_per_parameter_byte,
             kept_before=problem.kept_before,
             inputs_before=problem.inputs_before,
@@ -120,6 +123,7 @@ def tables(problem: Problem) -> Tables:
         ways=sum(1 << way for way in ways),
         first_way=ways[0],
         micro_batches=int(workload.micro_batches),
+        passes=workload.passes,
         relayed=int((problem.via >= 0).sum()),
         mixed=problem.is_mixed,
         tied=workload.tied,

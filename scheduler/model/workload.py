@@ -10,11 +10,13 @@ from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, LADDER, Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. All numbers but ``parameter_bytes`` are per micro-batch; backward costs twice the forward."""
+    """One layer. All numbers but the bytes of parameters are per micro-batch. The backward pass costs
+    Workload.backward_per_forward times the forward."""
 
     name: str
     forward_flops: float
     parameter_bytes: float
+    """Of the parameters that are trained."""
     activation_bytes: float
     """Of the layer's output."""
     kept_bytes: float | None = None
@@ -22,13 +24,22 @@ class Layer:
     output."""
     working_bytes: float = 0.0
     """The most that either pass allocates for a while in addition."""
+    frozen_bytes: float = 0.0
+    """Of the weights that nobody trains, as nodes keep them on the device."""
 
     @property
     def kept(self) -> float:
         return KEPT_PER_OUTPUT_BYTE * self.activation_bytes if self.kept_bytes is None else self.kept_bytes
 
     def __post_init__(self) -> None:
-        for field in ("forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes"):
+        for field in (
+            "forward_flops",
+            "parameter_bytes",
+            "activation_bytes",
+            "kept_bytes",
+            "working_bytes",
+            "frozen_bytes",
+        ):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"layer {self.name!r}: {field} is {value}; it must be a finite number, 0 or above")
@@ -72,6 +83,9 @@ class Workload:
 
     layers: tuple[Layer, ...]
     micro_batches: int
+    backward_per_forward: float = 2.0
+    """What a backward pass costs, in forward passes: one for the gradients of activations, and one for those of weights, unless
+    these are frozen."""
     optimizer_bytes_per_parameter_byte: float = 2.0
     copy_bytes_per_parameter_byte: float = 0.0
     """The size of a second copy of the weights, in the precision of computing; 0 if the parameters have that precision."""
@@ -102,7 +116,11 @@ class Workload:
             raise ValueError("layers is empty; a workload needs at least one")
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches is {self.micro_batches}; it must be 1 or more")
-        for field in ("optimizer_bytes_per_parameter_byte", "copy_bytes_per_parameter_byte"):
+        for field in (
+            "backward_per_forward",
+            "optimizer_bytes_per_parameter_byte",
+            "copy_bytes_per_parameter_byte",
+        ):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
@@ -112,6 +130,11 @@ class Workload:
         """The workload with rounds. Nodes then also keep the parameters of the last exchange. They keep what a sparse codec
         leaves out of that exchange and of the next."""
         return replace(self, outer_bytes_per_parameter_byte=3.0 if self.exchanged_with_all else 1.0)
+
+    @property
+    def passes(self) -> float:
+        """What a micro-batch costs, in forward passes, if no layer is computed again."""
+        return 1.0 + self.backward_per_forward
 
     @property
     def ways(self) -> tuple[Keeping, ...]:

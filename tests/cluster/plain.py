@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.data.dataset import Data
@@ -48,7 +49,9 @@ def plain_losses(
     train = run.train
     dtype = torch.float64 if train.precision == FP64 else torch.float32
     data = load_data(run, allowed_modules)
-    module = whole_model(run, data, allowed_modules).to(dtype)
+    module = whole_model(run, data, allowed_modules)
+    if run.model.weights in ("", "bf16"):
+        module = module.to(dtype)
     optimizer = adamw_of(run, module)
     for step in itertools.count(1):
         of_step = train.global_batch // train.micro_batch
@@ -156,7 +159,8 @@ def update(run: Run, module: nn.Module, optimizer: torch.optim.Optimizer, step: 
 
 
 def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:
-    matrices, vectors = ([p for p in module.parameters() if (p.ndim >= 2) is wide] for wide in (True, False))
+    trained = [p for p in module.parameters() if p.requires_grad]
+    matrices, vectors = ([p for p in trained if (p.ndim >= 2) is wide] for wide in (True, False))
     groups = [{"params": matrices, "weight_decay": run.train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(run.train.beta1, run.train.beta2), eps=run.train.epsilon)
 
@@ -227,6 +231,8 @@ def whole_batch(run: Run, data: Data, numbers: Sequence[int]) -> tuple[torch.Ten
 
 def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
     """The model in one piece, with a run's initial weights."""
+    if run.model.HasField("adapter"):
+        return adapted_model(run, data)
     if run.model.pretrained:
         return AutoModelForCausalLM.from_pretrained(run.model.pretrained, dtype=torch.float32)
     described = load_once(run.model, data.sample, allowed_modules)
@@ -240,6 +246,49 @@ def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
         module = AutoModelForCausalLM.from_config(config)
     load_initial(module, described, run.seed)
     return module
+
+
+def adapted_model(run: Run, data: Data) -> Any:
+    """The published model with the run's adapter, as people make it with transformers, bitsandbytes and peft."""
+    spec, packing = run.model, dict[str, Any]()
+    if spec.weights == "nf4":
+        packing = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        packing["bnb_4bit_compute_dtype"] = torch.float32
+    elif spec.weights == "int8":
+        packing = {"load_in_8bit": True}
+    keywords = {"quantization_config": BitsAndBytesConfig(**packing), "device_map": "cpu"} if packing else {}
+    base: Any = AutoModelForCausalLM.from_pretrained(spec.pretrained, dtype=torch.float32, **keywords)
+    config = LoraConfig(
+        r=spec.adapter.rank,
+        lora_alpha=int(spec.adapter.alpha),
+        target_modules=list(spec.adapter.targets) or "all-linear",
+    )
+    module: Any = get_peft_model(base, config)
+    module.train(bool(packing))  # bitsandbytes computes otherwise for evaluations, and families drop out for training
+    described = load_once(spec, data.sample)
+    values = {k: v for spec in described.buckets for k, v in described.initial_parameters(spec, run.seed).items()}
+    trained = {name.removeprefix("base_model.model."): p for name, p in module.named_parameters() if p.requires_grad}
+    assert trained.keys() == values.keys()
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(values[name])
+    return module
+
+
+def plain_adapter(run: Run, steps: int) -> dict[str, torch.Tensor]:
+    """The adapter after this number of steps, by the names of its parameters in the model."""
+    data, train = load_data(run), run.train
+    dtype = torch.float64 if train.precision == FP64 else torch.float32
+    module = adapted_model(run, data)
+    module = module.to(dtype) if run.model.weights == "bf16" else module
+    optimizer, of_step = adamw_of(run, module), train.global_batch // train.micro_batch
+    for step in range(1, steps + 1):
+        inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
+        torch.autograd.backward(mean_loss(module(inputs), labels))
+        update(run, module, optimizer, step)
+    return {
+        name.removeprefix("base_model.model."): p.detach() for name, p in module.named_parameters() if p.requires_grad
+    }
 
 
 def load_initial(module: nn.Module, described: Model, seed: int) -> None:

@@ -49,9 +49,11 @@ def dump_workload(workload: Workload, tokens: int | None = None) -> str:
             {key: getattr(layer, key) for key in sizes}
             | ({} if layer.kept_bytes is None else {"kept_bytes": layer.kept_bytes})
             | ({"working_bytes": layer.working_bytes} if layer.working_bytes else {})
+            | ({"frozen_bytes": layer.frozen_bytes} if layer.frozen_bytes else {})
             for layer in workload.layers
         ],
         "micro_batches": workload.micro_batches,
+        "backward_per_forward": workload.backward_per_forward,
         "checkpointing": workload.checkpointing or "auto",
         "optimizer_state": workload.optimizer_state or "auto",
     }

@@ -20,7 +20,7 @@ class Kept:
     fixed: float
     each: float
     host: float
-    passes: int
+    passes: float
     update: float
     """Seconds of each step when gradients and weights pass the bus of a node that has a host's memory beside its own."""
 
@@ -59,12 +59,14 @@ def kept(workload: Workload, first: int, past_last: int, keeping: Keeping) -> Ke
     else:
         state, host = (copy if copy else parameters) + parameters, parameters + optimizer
         update = (parameters + (copy if copy else parameters)) / 12e9
+    state += sum(layer.frozen_bytes for layer in layers)
+    passes = 1 + workload.backward_per_forward
     if keeping.checkpointing is Checkpointing.NONE:
         working = max(layer.working_bytes for layer in layers)
-        return Kept(keeping, state + working, sum(outputs), host, 3, update)
+        return Kept(keeping, state + working, sum(outputs), host, passes, update)
     again = max(layer.working_bytes + output for layer, output in zip(layers, outputs, strict=True))
     inputs = sum(workload.layers[number - 1].activation_bytes for number in range(first, past_last) if number > 0)
-    return Kept(keeping, state + again, inputs, host, 4, update)
+    return Kept(keeping, state + again, inputs, host, passes + 1, update)
 
 
 def allowed(problem: Problem, first: int, past_last: int) -> list[Kept]:
@@ -108,7 +110,8 @@ def shortfall(problem: Problem, draft: Draft) -> float:
 
 
 def with_ways(rng: np.random.Generator, problem: Problem) -> Problem:
-    """The unchanged problem, or the problem with any ways to keep what nodes need, kept and working bytes, and hosts."""
+    """The unchanged problem, or the problem with any ways to keep what nodes need, kept and working bytes, hosts, and frozen
+    weights."""
     rng = rng.spawn(1)[0]  # so that it draws what it would draw otherwise
     if rng.random() < 0.5:
         return problem
@@ -133,4 +136,7 @@ def with_ways(rng: np.random.Generator, problem: Problem) -> Problem:
         checkpointing=modes[0][rng.integers(0, 3)],
         optimizer_state=modes[1][rng.integers(0, 3)],
     )
+    if rng.random() < 0.3:
+        layers = tuple(replace(layer, frozen_bytes=layer.parameter_bytes * rng.uniform(0, 4)) for layer in layers)
+        made = replace(made, layers=layers, backward_per_forward=rng.uniform(1.0, 2.0))
     return Problem(replace(cluster, nodes=nodes), made)

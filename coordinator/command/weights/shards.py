@@ -42,12 +42,14 @@ class Written:
     infinite: dict[str, int] = field(default_factory=dict)
 
 
-def write_shards(parts: Sequence[Part], target: Path, wanted: Format | None, least_bytes: int) -> Written:
-    """Writes one file, model.safetensors, or several files and the index that transformers reads. Each file has at least
+def write_shards(
+    parts: Sequence[Part], target: Path, wanted: Format | None, least_bytes: float, stem: str = "model"
+) -> Written:
+    """Writes one file, ``stem``.safetensors, or several files and the index that transformers reads. Each file has at least
     ``least_bytes``, except the last one. The numbers are in the format ``wanted``; None: in their own."""
     written, shards = Written(), list(_shards(parts, wanted, least_bytes))
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    names = ["model.safetensors"] if len(shards) == 1 else names
+    names = [f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    names = [f"{stem}.safetensors"] if len(shards) == 1 else names
     found: dict[str, str] = {}
     size = 0
     for name, shard in zip(names, shards, strict=True):
@@ -62,7 +64,7 @@ def write_shards(parts: Sequence[Part], target: Path, wanted: Format | None, lea
     return written
 
 
-def _shards(parts: Sequence[Part], wanted: Format | None, least_bytes: int) -> Iterator[list[Part]]:
+def _shards(parts: Sequence[Part], wanted: Format | None, least_bytes: float) -> Iterator[list[Part]]:
     """The parts of each file to write. Formats are not mixed in a file, so that each number lies at a multiple of its size."""
     shard: list[Part] = []
     for part in parts:

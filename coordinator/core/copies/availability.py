@@ -178,6 +178,11 @@ def parameter_bytes(state: State, layers: Layers) -> float:
     return sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
 
 
+def frozen_bytes(state: State, layers: Layers) -> float:
+    described = state.ledger.description
+    return sum(layer.frozen_bytes for layer in described.workload.layers[slice(*layers)])
+
+
 def _replica(state: State, node: str, process: str) -> Copy | None:
     """The node's copy. None: the process is gone for good, since it has ended, or another process has joined as this node."""
     session, member = state.members.sessions.get(node), state.ledger.members.get(node)

@@ -50,6 +50,9 @@ _MODEL_FILE = re.compile(
 )
 """The files that a node may write beside the buckets. None of them would be loaded by transformers in place of the buckets."""
 
+_ADAPTER_CONFIG = "adapter_config.json"
+"""Another such file, if the run trains an adapter. In any other run transformers would load the model that it names."""
+
 
 def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart]) -> None:
     """Starts to send ``parts``, the snapshot of ``step`` by bucket, from the nodes' disks to a checkpoint. Gives up the
@@ -164,7 +167,8 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
     if (bucket or 0) not in upload.sending[node].buckets:
         return 0
     if bucket is None:  # a file of the model: the sender of the first bucket writes it
-        return MOST_MODEL_FILE_BYTES if _MODEL_FILE.fullmatch(file) else 0
+        of_adapter = file == _ADAPTER_CONFIG and state.run.adapter is not None
+        return MOST_MODEL_FILE_BYTES if _MODEL_FILE.fullmatch(file) or of_adapter else 0
     return upload.parts[bucket].size_bytes
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dtfm.coordinator.core.copies.availability import (
-    parameter_bytes,
-)
+from dtfm.coordinator.core.copies.availability import frozen_bytes, parameter_bytes
 from dtfm.coordinator.core.copies.keeping_up import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.state.copies import Layers
 from dtfm.coordinator.core.state.state import State
@@ -102,10 +100,13 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
     workload, size = state.ledger.description.workload, parameter_bytes(state, layers)
     workload, device = workload.with_rounds() if state.rounds.count else workload, state.ledger.members[node].device
     own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
+    frozen = frozen_bytes(state, layers)
     outer = workload.for_exchanges_per_parameter_byte
     if device.host_memory_bytes == 0:
-        return (own + size) * (workload.bytes_kept_per_parameter_byte + outer) <= fraction * device.memory_bytes
-    if trained is None and size * workload.least_device_bytes_per_parameter_byte > device.memory_bytes:
+        frozen += 0.0 if trained is None else frozen_bytes(state, trained.layers)
+        needed = (own + size) * (workload.bytes_kept_per_parameter_byte + outer) + frozen
+        return needed <= fraction * device.memory_bytes
+    if trained is None and size * workload.least_device_bytes_per_parameter_byte + frozen > device.memory_bytes:
         return False
     keeping = trained.keeping[trained.replicas.index(node)] if trained is not None and trained.keeping else Keeping()
     own *= outer if keeping.optimizer_state is OptimizerState.DEVICE else workload.host_bytes_per_parameter_byte

@@ -63,12 +63,13 @@ class Part:
 
 def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Part]:
     """By member of the plan that has computed for long enough, its part of the step, in order of name."""
-    layers, parts = state.ledger.description.workload.layers, {}
+    workload, parts = state.ledger.description.workload, dict[str, Part]()
     for stage in state.ledger.training.in_force.stages:
-        forward = sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
+        forward = sum(layer.forward_flops for layer in workload.layers[slice(*stage.layers)])
         keeping = stage.keeping or (Keeping(),) * len(stage.replicas)
         for node, load, kept in zip(stage.replicas, stage.loads, keeping, strict=True):
-            vote, work = votes.get(node), (4 if kept.checkpointing is Checkpointing.LAYER else 3) * forward * load
+            passes = workload.passes + (kept.checkpointing is Checkpointing.LAYER)
+            vote, work = votes.get(node), passes * forward * load
             if vote is not None and node in state.ledger.members and work and vote.compute_seconds >= LEAST_SECONDS:
                 parts[node] = Part(work, vote.compute_seconds)
     return dict(sorted(parts.items()))

@@ -32,7 +32,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     for index, layer in enumerate(layers):
         require(len(layer.name) <= 256, f"layers[{index}].name", layer.name, "at most 256 characters")
         check_number(f"layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
-        for size in ("parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes"):
+        check_number(f"layers[{index}].backward_flops", layer.backward_flops, 0, 1e24)
+        for size in ("parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes", "frozen_bytes"):
             check_number(f"layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
     require(any(layer.forward_flops for layer in layers), "layers", "no forward_flops", "some work")
     data, weights = prepared.data_fingerprint, prepared.weights_fingerprint
@@ -58,11 +59,14 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
             float(x.activation_bytes),
             float(x.kept_bytes),
             float(x.working_bytes),
+            float(x.frozen_bytes),
         )
         for x in layers
     )
+    backward = sum(x.backward_flops or 2 * x.forward_flops for x in layers) / sum(x.forward_flops for x in layers)
+    require(backward <= 2, "backward_flops", backward, "at most twice the forward pass's")
     return Described(
-        workload=workload_of(counted, run),
+        workload=workload_of(counted, run, backward),
         data_fingerprint=data.hex(),
         training_samples=samples,
         evaluation_samples=prepared.evaluation_samples,
@@ -152,10 +156,11 @@ BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.
 """Bits per element by codec (kernels/layout.py). If "auto" takes a gentler codec, the transfer hides under compute."""
 
 
-def workload_of(layers: tuple[Layer, ...], run: RunFile) -> Workload:
+def workload_of(layers: tuple[Layer, ...], run: RunFile, backward_per_forward: float = 2.0) -> Workload:
     """The workload of training these layers by the run file."""
     copied = run.copy_bytes_per_parameter_byte
-    return as_the_run_says(Workload(layers, run.train.micro_batches, copy_bytes_per_parameter_byte=copied), run)
+    workload = Workload(layers, run.train.micro_batches, backward_per_forward, copy_bytes_per_parameter_byte=copied)
+    return as_the_run_says(workload, run)
 
 
 def as_the_run_says(workload: Workload, run: RunFile) -> Workload:

@@ -36,12 +36,12 @@ def planned_seconds(ledger: Ledger, plan: Plan, speeds: Mapping[str, float]) -> 
     """The seconds that each node of the plan should compute in a step. ``speeds``: FLOP/s by node."""
     if ledger.described is None:
         return {}
-    layers, found = ledger.described.workload.layers, {}
+    workload, found = ledger.described.workload, dict[str, float]()
     for stage in plan.stages:
-        forward = sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
+        forward = sum(layer.forward_flops for layer in workload.layers[slice(*stage.layers)])
         keeping = stage.keeping or (Keeping(),) * len(stage.replicas)
         for node, load, kept in zip(stage.replicas, stage.loads, keeping, strict=True):
-            passes = 4 if kept.checkpointing is Checkpointing.LAYER else 3
+            passes = workload.passes + (kept.checkpointing is Checkpointing.LAYER)
             if load and speeds.get(node, 0) > 0:
                 found[node] = passes * forward * load / speeds[node]
     return found

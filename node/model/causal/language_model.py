@@ -28,6 +28,7 @@ from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_
 from dtfm.node.model.causal.trial import SeesTheFuture, try_layers
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.model import Model, Part
+from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ _MOST_TRIED = 1 << 20
 
 
 class CausalLM(Model):
+    """A whole model that is trained, from its beginning or from published weights."""
+
     def __init__(self, module: PreTrainedModel, sample: Sample, anatomy: Anatomy, files: WeightFiles | None) -> None:
         super().__init__(module, sample, anatomy.layers)
         self._files, self._pretrained = files, Pretrained(files, module) if files is not None else None
@@ -85,18 +88,31 @@ class CausalLM(Model):
 
 
 def load_causal_lm(
-    family: str, config_json: str, sample: Sample, pretrained: str = "", tokenizer: Tokenizer | None = None
+    family: str,
+    config_json: str,
+    sample: Sample,
+    pretrained: str = "",
+    tokenizer: Tokenizer | None = None,
+    *,
+    adapter: Run.Adapter | None = None,
+    weights: str = "bf16",
 ) -> CausalLM:
     """The causal LM of that transformers model_type and config, for samples of token ids (shape [sequence_length]).
 
     ``pretrained`` names the weights to begin with. They bring the family and the config themselves (see WeightFiles), and must
-    fit ``tokenizer``.
+    fit ``tokenizer``. With an ``adapter`` they stay as they are, kept as ``weights`` says.
 
     Raises:
-        ValueError: unknown family, a config that it does not take, or layers that cannot be separated.
+        ValueError: unknown family, a config that it does not take, layers that cannot be separated, or an adapter that does not
+        fit.
     """
     files = WeightFiles(pretrained) if pretrained else None
     if files is not None and (tower := text_tower(files.config)) is not None:
+        if adapter is not None:
+            raise ValueError(
+                f"adapter: {files.name} also reads images or sounds, and adapters for such models are not supported yet; name a "
+                "model of text alone, or remove the table to train the language model in it"
+            )
         log.info("of %s the language model alone is trained, without what reads images or sounds", files.name)
         family = "" if family == files.config["model_type"] else family
         files.keep_text_tower(tower)
@@ -124,6 +140,11 @@ def load_causal_lm(
         raise ValueError(
             f"model.family: {family!r} cannot be computed one layer at a time ({in_one_line(problem)}); choose another family"
         ) from problem
+    if adapter is not None:
+        from dtfm.node.model.causal.adapted_model import AdaptedLM  # peft takes seconds to import
+
+        assert files is not None, "the run file sees to it"
+        return AdaptedLM(module, sample, anatomy, files, adapter, weights)
     model = CausalLM(module, sample, anatomy, files)
     if files is None:
         _check_initial_values(model, family)

@@ -115,6 +115,13 @@ class WeightFiles:
             self._of_values[seed] = digest.digest()
         return self._of_values[seed]
 
+    @property
+    def published(self) -> tuple[str, str | None]:
+        """The name under which others load these files, and on the hub the commit."""
+        repository, _, commit = self._path.partition("@")
+        on_hub = "://" not in self.name and commit and repository == repository_of(self.name)
+        return (repository, commit) if on_hub else (self.name, None)
+
     def keep_text_tower(self, config: dict[str, Any]) -> None:
         """Forgets all except the language model in a model that also reads images or sounds. Its tensors get the names that
         they have in a language model of their own, and ``config``, its settings, become the files'."""

@@ -51,6 +51,43 @@ def test_an_export_holds_only_the_weights_and_the_models_files(checkpoint: Path,
     assert sorted(file.name for file in target.parent.iterdir()) == ["model"]
 
 
+def test_an_adapter_is_written_as_peft_names_it(tmp_path: Path) -> None:
+    """At home as in an export, with the name of its model where others find that."""
+    folder = tmp_path / "dtfm-runs" / "step-00000005"
+    folder.mkdir(parents=True)
+    names = [f"model.layers.{number}.self_attn.q_proj.lora_A.default.weight" for number in range(3)]
+    files = []
+    for index, name in enumerate(names):
+        content = save({name: np.full((2, 3), index, np.float32)}, {"format": "pt"})
+        digest = blake3(content).hexdigest()
+        (folder / bucket_file(index, digest[:32])).write_bytes(content)
+        files.append(CheckpointFile(len(content), digest, digest[:32], "ab" * 32))
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "coordinator://disk/pretrained",
+        "r": 3,
+        "revision": "main",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    run = {"name": "demo", "model": {"pretrained": "coordinator:///runs/first"}, "adapter": {"rank": 2, "alpha": 4.0}}
+    write_manifest(folder.as_uri(), run, "run-id", 5, files)
+    target = tmp_path / "adapter"
+    export_checkpoint(folder.as_uri(), target)
+    assert sorted(file.name for file in target.iterdir()) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    for tensors in (load_file(each / "adapter_model.safetensors") for each in (folder, target)):
+        assert {name: float(tensor[0, 0]) for name, tensor in tensors.items()} == {
+            f"base_model.model.model.layers.{number}.self_attn.q_proj.lora_A.weight": number for number in range(3)
+        }
+        written = json.loads((target / "adapter_config.json").read_text())
+        assert (written["base_model_name_or_path"], written["r"], written["lora_alpha"]) == ("/runs/first", 2, 4)
+        assert written["revision"] is None
+    assert "AutoPeftModelForCausalLM" in (target / "README.md").read_text()
+
+
 def test_a_large_export_is_cut_into_indexed_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

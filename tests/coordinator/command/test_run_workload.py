@@ -15,9 +15,14 @@ from dtfm.node.command.workload_file import describe
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.workload import parse_workload
 from tests.coordinator.command.typed import Typed
+from tests.published import publish
 from tests.scheduler.clusters import even_workload
 from tests.scheduler.dumps import dump_workload
 
+EIGHT_BILLION = {
+    **{"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "head_dim": 128},
+    **{"num_key_value_heads": 8, "intermediate_size": 12288, "vocab_size": 151936},
+}
 GPUS = "plan", "--gpus", "L4", "--links", "1Gbit/s,20ms"
 
 
@@ -68,6 +73,30 @@ def test_a_folder_with_a_config_says_how_large_its_model_is(tmp_path: Path) -> N
     assert summed.layers[0].parameter_bytes == 4 * 500 * 64
 
 
+def test_a_run_with_an_adapter_asks_what_a_node_would_count(tmp_path: Path) -> None:
+    model: dict[str, object] = {"pretrained": str(publish(tmp_path, "qwen3")), "weights": "nf4"}
+    asked = run_file(model=model, adapter={"rank": 4}, data={"tokenizer": "bytes"})
+    counted = parse_workload(describe(asked.with_precision(bf16=False)))[0]
+    summed = workload_of_run(asked)
+    assert summed.backward_per_forward == pytest.approx(counted.backward_per_forward)
+    for field in ("forward_flops", "parameter_bytes", "frozen_bytes", "kept"):
+        assert [getattr(layer, field) for layer in summed.layers] == [getattr(layer, field) for layer in counted.layers]
+
+
+@pytest.mark.parametrize("weights", ["nf4", "int8", "bf16"])
+def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_train_them(
+    tmp_path: Path, typed: Typed, weights: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(EIGHT_BILLION))
+    text = f'train = {{ global_batch = 32, micro_batch = 1 }}\n[model]\npretrained = "{tmp_path}"\n'
+    (tmp_path / "run.toml").write_text(f'{text}weights = "{weights}"\n[adapter]\n[data]\nsequence_length = 1024\n')
+    asked = "plan", "--gpus", "RTX 4090", "--links", "100Mbit/s,20ms", "--run", str(tmp_path / "run.toml")
+    answer = json.loads(typed(*asked, "--deadline", "1", "--json"))
+    assert [len(stage["replicas"]) for stage in answer["plan"]["stages"]] == [1]
+    (tmp_path / "run.toml").write_text(f"{text}[data]\nsequence_length = 1024\n")
+    typed(*asked, "--deadline", "1", code=1)
+
+
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
@@ -81,6 +110,10 @@ def test_a_folder_with_a_config_says_how_large_its_model_is(tmp_path: Path) -> N
         ),
         ({"data": {"tokenizer": "gpt2"}}, "the vocabulary of 'gpt2' is not known; add vocab_size to model.config"),
         ({"model": {"pretrained": "some/model"}}, "model.pretrained is 'some/model', not a folder with a config.json"),
+        (
+            {"model": {"pretrained": "some/model"}, "adapter": {"targets": ["q_proj"]}},
+            "model.pretrained is 'some/model', not a folder with a config.json",
+        ),
         ({"train": {"precision": "fp64"}}, "memory in fp64, or with data.isolate_documents, is not known"),
     ],
 )

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from dtfm.coordinator.config.changes import AT_A_START, WHILE_IT_RUNS
 from dtfm.protos.run_file.run_file import RunFile
+from dtfm.protos.run_file.tables import table_of
 
 EXAMPLE = """\
 name = "tinyshakespeare"
@@ -66,17 +67,11 @@ def run_file_page() -> str:
     """The whole page: an introduction with an example, then a section for each table of the run file."""
     sections = [_section("Top level", RunFile)]
     for name, field in RunFile.model_fields.items():
-        if (table := _table(field)) is not None:
+        if (table := table_of(field)) is not None:
             sections.append(_section(f"`[{name}]`", table))
             lists = {key: _listed(each) for key, each in table.model_fields.items()}
             sections += [_section(f"`[[{name}.{key}]]`", each) for key, each in lists.items() if each is not None]
     return "\n".join([_INTRODUCTION, *sections])
-
-
-def _table(field: FieldInfo) -> type[BaseModel] | None:
-    """The nested table that a key stands for, or None for a plain key."""
-    table = field.annotation
-    return table if isinstance(table, type) and issubclass(table, BaseModel) else None
 
 
 def _listed(field: FieldInfo) -> type[BaseModel] | None:
@@ -89,7 +84,7 @@ def _listed(field: FieldInfo) -> type[BaseModel] | None:
 def _section(title: str, table: type[BaseModel]) -> str:
     rows = ["| Key | Type | Default | Bounds | Description |", "|---|---|---|---|---|"]
     for name, field in table.model_fields.items():
-        if _table(field) is None:
+        if table_of(field) is None:
             description, derived = _description(field)
             default = derived or ("must be given" if field.is_required() else f"`{json.dumps(field.default)}`")
             cells = (f"`{name}`", _type(field.annotation), default, _bounds(field), description)

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 from dtfm.protos.run_file.run_file import RunFile, parse_run
+from dtfm.protos.run_file.tables import table_of
 from tests.coordinator.config.run_file_page import EXAMPLE, run_file_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "run-file.md"
@@ -16,7 +17,7 @@ def test_the_page_on_the_run_file_is_current() -> None:
 def test_the_page_names_every_key() -> None:
     page = run_file_page()
     for name, field in RunFile.model_fields.items():
-        for key in getattr(field.annotation, "model_fields", {name: field}):
+        for key in getattr(table_of(field), "model_fields", {name: field}):
             assert f"| `{key}` |" in page
 
 

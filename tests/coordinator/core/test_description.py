@@ -151,3 +151,29 @@ def test_it_counts_if_somebody_else_has_said_the_same() -> None:
     world.settle()
     world.step()
     assert world.state.ledger.training.step == 1
+
+
+def frozen(backward_flops: float = 1e9) -> wire.NodeMessage:
+    """What nodes say of a run with an adapter."""
+    message = prepared()
+    for layer in message.prepared.layers:
+        layer.frozen_bytes, layer.backward_flops = 1 << 30, backward_flops
+    return message
+
+
+def test_frozen_weights_count_with_their_bytes_and_a_cheaper_backward_pass() -> None:
+    world = World(fresh_state())
+    world.prepare("a", frozen())
+    found = world.events(ev.RunDescribed)[0].described
+    assert {layer.frozen_bytes for layer in found.workload.layers} == {1 << 30}
+    assert found.workload.backward_per_forward == 1
+    assert found.workload_digest != described().workload_digest
+    assert "beside 4096.0 MiB that stay as they are" in world.events(ev.RunDescribed)[0].narrate()
+    refusal = refusal_of(world, world.prepare("b", SAME))
+    assert refusal.reason == wire.WORKLOAD_DIFFERS
+
+
+def test_no_backward_pass_costs_more_than_twice_the_forward_pass() -> None:
+    world = World(fresh_state())
+    refusal = refusal_of(world, world.prepare("a", frozen(backward_flops=3e9)))
+    assert refusal.sentence.startswith("backward_flops is 3.0")

@@ -102,9 +102,9 @@ def test_a_disk_that_is_nearly_full_takes_nothing_and_says_how_much_is_left(
         disk.put(put(data=b"x"), 10)
 
 
-def checkpoint_under_way(uri: str = "coordinator:") -> World:
+def checkpoint_under_way(uri: str = "coordinator:", **tables: dict[str, object]) -> World:
     """Of step 2: a sends the buckets 0 and 1, and b 2 and 3."""
-    world = training(checkpoint={"uri": uri})
+    world = training(checkpoint={"uri": uri}, **tables)
     world.step()
     world.step()
     world.write_snapshot()
@@ -126,6 +126,13 @@ def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
     ):
         assert most_bytes(state, "a", 2, file) == 0
     assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
+
+
+def test_an_adapters_settings_are_a_file_of_runs_that_train_one() -> None:
+    """Beside a whole model, transformers would load the model that the file names."""
+    state = checkpoint_under_way(model={"pretrained": "some/model"}, adapter={"rank": 4}).state
+    assert {node for node in "ab" if most_bytes(state, node, 2, "adapter_config.json")} == {"a"}
+    assert most_bytes(state, "a", 2, "adapter_model.safetensors") == 0, "the coordinator writes it"
 
 
 def test_nobody_writes_while_a_coordinator_that_stops_tidies_up() -> None:

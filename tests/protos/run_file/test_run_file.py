@@ -10,6 +10,7 @@ import pytest
 from dtfm.protos import plan_pb2
 from dtfm.protos.run_file.errors import RunFileError
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
+from dtfm.protos.run_file.tables import table_of
 
 
 def read(text: str) -> RunFile:
@@ -28,10 +29,9 @@ def test_an_empty_run_file_describes_the_demo() -> None:
 
 
 def test_every_key_is_described() -> None:
-    for section in (RunFile, *(field.annotation for field in RunFile.model_fields.values())):
+    for section in (RunFile, *map(table_of, RunFile.model_fields.values())):
         for name, field in getattr(section, "model_fields", {}).items():
-            nested = hasattr(field.annotation, "model_fields")
-            assert nested or field.description, f"{section}: {name}"
+            assert table_of(field) or field.description, f"{section}: {name}"
 
 
 def test_a_local_checkpoint_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +68,22 @@ def test_tokens_count_alike_in_conversations_unless_the_run_file_says_otherwise(
     assert of(data={"sources": [{"source": "a.txt"}, {"source": "b.jsonl", **talks}]}) == ("token", True)
 
 
+ADAPTER = 'model = { pretrained = "somewhere" }\n[adapter]\n'
+
+
+def test_an_adapter_is_trained_only_where_its_table_is() -> None:
+    whole, adapted = read('model = { pretrained = "somewhere" }').message("x"), read(ADAPTER).message("x")
+    assert (whole.model.HasField("adapter"), whole.model.weights) == (False, "")
+    assert (adapted.model.HasField("adapter"), adapted.model.weights) == (True, "bf16")
+    assert (adapted.model.adapter.rank, adapted.model.adapter.alpha) == (16, 32)
+    assert not adapted.model.adapter.targets  # all
+    named = read(ADAPTER + 'rank = 4\nalpha = 4\ntargets = ["q_proj"]').message("x").model.adapter
+    assert (named.rank, named.alpha, list(named.targets)) == (4, 4, ["q_proj"])
+    packed = read('[adapter]\n[model]\npretrained = "somewhere"\nweights = "nf4"')
+    assert packed.message("x").model.weights == "nf4"
+    assert parse_run(packed.model_dump(mode="json"), "the log") == packed
+
+
 def test_stages_are_pinned_by_number_or_by_list() -> None:
     assert read("").cluster.pinned is None
     assert read("[cluster]\nstages = 3").cluster.pinned == 3
@@ -93,6 +109,20 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
     ("text", "sentence"),
     [
         ("sed = 1", "sed: unknown key; did you mean seed?"),
+        ("[adapter]", "adapter = {}: an adapter needs weights to stand beside: set model.pretrained, or remove"),
+        (ADAPTER + "rank = 0", "adapter.rank = 0: must be at least 1"),
+        (ADAPTER + "alpha = 0", "adapter.alpha = 0: must be above 0"),
+        (ADAPTER + "dropout = 0.1", "adapter.dropout = 0.1: dropout is not supported yet"),
+        (ADAPTER + "targets = []", 'adapter.targets = []: must be "all-linear", or names of modules'),
+        (ADAPTER + "rnk = 1", "adapter.rnk: unknown key; did you mean rank?"),
+        (
+            'model = { pretrained = "somewhere", weights = "nf4" }',
+            'model.weights = "nf4" is for weights that stay as they are: add a table [adapter]',
+        ),
+        (
+            'model = { pretrained = "x", weights = "fp4" }',
+            "model.weights = 'fp4': must be one of 'bf16', 'int8' or 'nf4'",
+        ),
         ("[train]\nzzz = 1", "train.zzz: unknown key; the keys are activation_checkpointing, beta1,"),
         ('seed = "1"', "seed = '1': must be a whole number"),
         ("seed = -1", "seed = -1: must be at least 0"),

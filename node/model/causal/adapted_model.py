@@ -1,0 +1,78 @@
+"""A published model, whose weights do not change, with an adapter that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.causal.adapter import (
+    adapted_layers,
+    adapter_config,
+    initialise_adapter,
+    name_in_base,
+    save_adapter_config,
+    with_adapter,
+)
+from dtfm.node.model.causal.anatomy import Anatomy, dissect
+from dtfm.node.model.causal.language_model import CausalLM
+from dtfm.node.model.causal.pretrained import Pretrained
+from dtfm.node.model.causal.quantised import Quantised
+from dtfm.node.model.causal.weight_files import WeightFiles
+from dtfm.node.model.frozen import FrozenWeights, Packing
+from dtfm.node.model.model import canonical_names
+from dtfm.protos.plan_pb2 import Run
+
+
+class AdaptedLM(CausalLM):
+    """``module`` is the model without the adapter, with this ``anatomy``. ``weights``: how the frozen ones are kept."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        sample: Sample,
+        anatomy: Anatomy,
+        files: WeightFiles,
+        adapter: Run.Adapter,
+        weights: str,
+    ) -> None:
+        """Raises ValueError if the adapter does not fit the model, or the weights are kept in a way that this node cannot."""
+        pretrained = Pretrained(files, module)
+        self._config = adapter_config(adapter, *files.published)
+        adapted = with_adapter(module, anatomy.decoder, self._config)
+        anatomy = replace(dissect(adapted, sample), separate_head=anatomy.separate_head)
+        super().__init__(adapted, sample, anatomy, None)
+        self._files = files
+        parameters, canonical = dict(adapted.named_parameters(remove_duplicate=False)), canonical_names(adapted)
+        of_layers = [
+            [canonical[id(parameters[name])] for name in layer.parameters if not parameters[name].requires_grad]
+            for layer in anatomy.layers
+        ]
+
+        def read(name: str) -> torch.Tensor:
+            own = name_in_base(name)
+            return pretrained.read([own])[own]
+
+        shapes = {name: parameters[name].shape for names in of_layers for name in names}
+        packing = Packing() if weights == "bf16" else Quantised(weights, adapted, anatomy.decoder)
+        self.frozen = FrozenWeights(of_layers, shapes, read, packing)
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """None: they are the published model's."""
+        return {}
+
+    def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
+        return adapted_layers(self.module, (name for name, _ in bucket.parameters))
+
+    def initialise_module(self, module: nn.Module) -> None:
+        initialise_adapter(module)
+
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
+        save_adapter_config(self._config, folder)

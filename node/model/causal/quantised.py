@@ -1,0 +1,109 @@
+"""Frozen matrices in 8 or 4 bits: bitsandbytes packs them and computes with them.
+
+The matrices of the decoder layers are packed, as transformers packs them. Everything is packed on the CPU, so that replicas with
+other devices compute with the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dtfm.installed import install_line
+from dtfm.node.model.bucket import HOST
+from dtfm.node.model.frozen import Packing
+
+log = logging.getLogger(__name__)
+
+OUTLIERS = 6.0
+"""Above this size, numbers that enter a matrix of 8 bits are multiplied apart on a GPU (arXiv 2208.07339), as in transformers."""
+_BLOCK, _BLOCK_OF_SCALES = 64, 256
+"""The numbers that share a scale in 4 bits, and the scales that share one (arXiv 2305.14314)."""
+_TABLES = 4 * (16 + 256 + 1)
+"""The bytes of a matrix's tables in 4 bits: of its numbers, of its scales, and their mean."""
+
+
+class Quantised(Packing):
+    """Packs the matrices of ``module``'s decoder layers as ``weights`` says: "int8" or "nf4". ``decoder`` is the name of these
+    layers."""
+
+    def __init__(self, weights: str, module: PreTrainedModel, decoder: str) -> None:
+        """Raises ValueError if bitsandbytes is missing."""
+        try:
+            import bitsandbytes
+        except Exception as problem:  # it also looks for drivers
+            raise ValueError(
+                f'model.weights = "{weights}" needs bitsandbytes, which cannot be imported here ({problem}); install it: '
+                f"{install_line('node')}"
+            ) from None
+        self._library: Any = bitsandbytes
+        self._weights = weights
+        self._packs = {
+            f"{name}.weight"
+            for name, part in module.named_modules()
+            if type(part) is nn.Linear and name.startswith(f"{decoder}.") and not part.weight.requires_grad
+        }
+
+    def packed(self, name: str, value: torch.Tensor, dtype: torch.dtype) -> nn.Parameter:
+        if name not in self._packs:
+            return super().packed(name, value, dtype)
+        return cast(nn.Parameter, self._parameter(value.to(dtype)).to(HOST))
+
+    def placed(self, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+        if parameter.device == device or (not hasattr(parameter, "bnb_quantized") and not hasattr(parameter, "SCB")):
+            return super().placed(parameter, device)
+        return cast(nn.Parameter, parameter.to(device))
+
+    def installable(self, parameter: nn.Parameter) -> nn.Parameter:
+        """A module takes the scales out of its parameter of 8 bits: it gets a parameter of its own."""
+        if not hasattr(parameter, "SCB"):
+            return parameter
+        made = self._library.nn.Int8Params(
+            parameter.data, requires_grad=False, has_fp16_weights=False, CB=parameter.data, SCB=parameter.SCB
+        )
+        return cast(nn.Parameter, made)
+
+    def prepare(self, module: nn.Module, names: Iterable[str], dtype: torch.dtype) -> None:
+        for name in self._packs.intersection(names):
+            path = name.rpartition(".")[0]
+            around, _, own = path.rpartition(".")
+            linear = module.get_submodule(path)
+            assert isinstance(linear, nn.Linear)
+            setattr(module.get_submodule(around), own, self._module(linear, dtype))
+
+    def size(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+        if name not in self._packs:
+            return super().size(name, shape, dtype)
+        count = shape.numel()
+        if self._weights == "int8":
+            return count + 4 * shape[0]
+        scales = -(-count // _BLOCK)
+        return -(-count // 2) + scales + 4 * -(-scales // _BLOCK_OF_SCALES) + _TABLES
+
+    def unpacked_bytes(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+        return shape.numel() * dtype.itemsize if name in self._packs else 0
+
+    def _parameter(self, value: torch.Tensor) -> Any:
+        modules = self._library.nn
+        if self._weights == "int8":
+            return modules.Int8Params(value, requires_grad=False, has_fp16_weights=False)
+        return modules.Params4bit(value, requires_grad=False, compress_statistics=True, quant_type="nf4")
+
+    def _module(self, linear: nn.Linear, dtype: torch.dtype) -> nn.Module:
+        """The module that computes with the packed matrix, in place of ``linear``."""
+        modules, has_bias = self._library.nn, linear.bias is not None
+        sizes: tuple[int, int] = linear.in_features, linear.out_features
+        made: nn.Module
+        if self._weights == "int8":
+            made = modules.Linear8bitLt(*sizes, has_bias, has_fp16_weights=False, threshold=OUTLIERS, device="meta")
+        else:
+            made = modules.Linear4bit(*sizes, has_bias, compute_dtype=dtype, quant_type="nf4", device="meta")
+        # Otherwise bitsandbytes changes packed matrices in place for evaluations.
+        made.train()
+        made.bias = linear.bias
+        return made

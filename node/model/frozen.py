@@ -1,0 +1,166 @@
+"""Weights that nobody trains. They are no state: each node reads its own layers' weights, and has them once, whatever its stages.
+
+They are in no bucket, and so in no snapshot, reduction, vote or checkpoint. Nodes agree on their files (see
+`Model.weights_fingerprint`) and on how they are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+
+from dtfm.node.host.work import WORK
+
+log = logging.getLogger(__name__)
+
+Read = Callable[[str], torch.Tensor]
+"""Reads a parameter: float32 or float64, on the CPU."""
+
+READERS = 4
+"""The number of parameters that are read at the same time."""
+
+
+class Packing:
+    """How frozen weights are kept. This class keeps them unchanged, in the dtype that is computed in."""
+
+    def packed(self, name: str, value: torch.Tensor, dtype: torch.dtype) -> nn.Parameter:
+        """The parameter of that name in the host's memory, for computing in ``dtype``: the same bytes on every machine."""
+        return nn.Parameter(value.to(dtype), requires_grad=False)
+
+    def placed(self, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+        """The parameter on ``device``: the same one if it is there."""
+        return nn.Parameter(parameter.to(device), requires_grad=False) if parameter.device != device else parameter
+
+    def installable(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The parameter as a module takes it. It shares the memory of ``parameter``."""
+        return parameter
+
+    def prepare(self, module: nn.Module, names: Iterable[str], dtype: torch.dtype) -> None:
+        """Gives ``module`` the submodules that compute with the packed parameters of these names."""
+
+    def size(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+        """The bytes of the packed parameter."""
+        return shape.numel() * dtype.itemsize
+
+    def unpacked_bytes(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+        """The bytes that computing with the packed parameter takes for a while."""
+        return 0
+
+
+class FrozenWeights:
+    """The frozen weights of a model. This node's layers' are in memory. For any thread."""
+
+    def __init__(
+        self,
+        of_layers: Sequence[Sequence[str]] = (),
+        shapes: Mapping[str, torch.Size] | None = None,
+        read: Read = lambda _name: torch.empty(0),
+        packing: Packing = Packing(),  # noqa: B008  # without state
+    ) -> None:
+        """``of_layers``: by layer, the names of its frozen parameters; tied ones have the first of their names. ``read``:
+        reads one of them, of these ``shapes``."""
+        self._of_layers, self._shapes, self._read, self._packing = of_layers, shapes or {}, read, packing
+        self._held: dict[str, nn.Parameter] = {}
+        self._dtype: torch.dtype | None = None
+        self._closed = False
+        self._turn = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._shapes)
+
+    def load(self, first: int, past_last: int, dtype: torch.dtype, most_bytes: int | None = None) -> None:
+        """Reads the missing parameters of layers [first, past_last) into the host's memory, for computing in ``dtype``.
+
+        Reads at most about ``most_bytes``. Raises ValueError if one cannot be read.
+        """
+        missing, room = list[str](), most_bytes
+        with self._turn:
+            self._compute_in(dtype)
+            for name in self._names(first, past_last):
+                if name not in self._held:
+                    size = self._packing.size(name, self._shapes[name], dtype)
+                    if room is not None and (room := room - size) < 0:
+                        break
+                    missing.append(name)
+        if not missing:
+            return
+        with ThreadPoolExecutor(READERS, "frozen") as readers:
+            try:
+                for _ in readers.map(lambda name: self._hold(name, dtype), missing):
+                    WORK.did()
+                    if self._closed:
+                        raise ValueError("this node is stopping")
+            except BaseException:
+                readers.shutdown(wait=False, cancel_futures=True)
+                raise
+        log.info("read %d frozen parameters of layers %d-%d", len(missing), first, past_last - 1)
+
+    def into(
+        self, module: nn.Module, first: int, past_last: int, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, nn.Parameter]:
+        """The frozen parameters of layers [first, past_last) of ``module``, on ``device``, by name. Reads missing ones.
+        Gives the module the submodules that compute with them."""
+        names = self._names(first, past_last)
+        if not names:
+            return {}
+        self.load(first, past_last, dtype)
+        found: dict[str, nn.Parameter] = {}
+        self._packing.prepare(module, names, dtype)
+        for name in names:
+            with self._turn:
+                placed = self._packing.placed(self._held[name], device)
+                self._held[name] = placed
+            found[name] = self._packing.installable(placed)
+            WORK.did()
+        return found
+
+    def keep(self, *ranges: tuple[int, int]) -> None:
+        """Lets go of the parameters of all other layers. Stages that compute with them still have them."""
+        wanted = {name for first, past_last in ranges for name in self._names(first, past_last)}
+        with self._turn:
+            self._held = {name: held for name, held in self._held.items() if name in wanted}
+
+    def close(self) -> None:
+        """Ends the reading: the node stops."""
+        self._closed = True
+
+    def made_up(self) -> FrozenWeights:
+        """The same with random numbers, and without those held here: for timing a device."""
+
+        def drawn(name: str) -> torch.Tensor:
+            shape = self._shapes[name]
+            return torch.randn(shape) * 0.02 if len(shape) > 1 else torch.ones(shape)
+
+        return FrozenWeights(self._of_layers, self._shapes, drawn, self._packing)
+
+    def layer_bytes(self, layer: int, dtype: torch.dtype) -> int:
+        """The bytes of a layer's parameters as nodes keep them."""
+        return sum(self._packing.size(name, self._shapes[name], dtype) for name in self._names(layer, layer + 1))
+
+    def unpacked_bytes(self, layer: int, dtype: torch.dtype) -> int:
+        """The bytes that computing a layer takes for a while, beside its parameters as nodes keep them."""
+        names = self._names(layer, layer + 1)
+        return max((self._packing.unpacked_bytes(name, self._shapes[name], dtype) for name in names), default=0)
+
+    def stage_bytes(self, first: int, past_last: int, dtype: torch.dtype) -> int:
+        """The bytes of the parameters of layers [first, past_last), each once."""
+        return sum(self._packing.size(name, self._shapes[name], dtype) for name in self._names(first, past_last))
+
+    def _names(self, first: int, past_last: int) -> list[str]:
+        return list(dict.fromkeys(name for of in self._of_layers[first:past_last] for name in of))
+
+    def _hold(self, name: str, dtype: torch.dtype) -> None:
+        packed = self._packing.packed(name, self._read(name), dtype)
+        with self._turn:
+            if self._dtype == dtype:
+                self._held.setdefault(name, packed)
+
+    def _compute_in(self, dtype: torch.dtype) -> None:
+        """The precision of a run may change before its first step."""
+        if self._dtype != dtype:
+            self._held, self._dtype = {}, dtype

@@ -1,0 +1,115 @@
+"""Adapters beside a published model, trained by real processes: as transformers and peft train them in one process, whatever
+happens to the nodes. What comes home is read by peft."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.cluster.launch import Cluster
+from tests.cluster.plain import plain_adapter
+from tests.cluster.runs import held_out_loss, losses_alone, run_at, run_file
+from tests.published import adapter_run, publish
+
+STEPS = 4
+
+
+def run_of(folder: Path, stages: list[int], *, family: str = "gpt2", weights: str = "bf16", **keys: Any) -> str:
+    published = publish(folder / "published", family)
+    return adapter_run(run_file(stages=stages, **keys), published, weights=weights)
+
+
+def loaded(base: Path, adapter: Path) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, str(adapter))
+
+
+def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> None:
+    text = run_of(tmp_path, [1, 1], family="qwen3", steps=STEPS, precision="fp32", storage="coordinator:")
+    with Cluster(tmp_path, text, nodes="ab") as cluster:
+        assert cluster.finish(timeout=500) == 0
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-6)
+    target = tmp_path / "adapter"
+    command = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store, str(target)]
+    subprocess.run(command, check=True, timeout=60)
+    config = json.loads((target / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(tmp_path / "published"))
+    alone = plain_adapter(run_at(cluster.run_file), STEPS)
+    (home,) = (tmp_path / "dtfm-runs/test").glob("step-*")
+    for folder in (target, home):
+        model = loaded(tmp_path / "published", folder)
+        found = {name.removeprefix("base_model.model."): p for name, p in model.named_parameters() if ".lora_" in name}
+        assert found.keys() == alone.keys()
+        assert all(torch.allclose(found[name], value, rtol=0, atol=1e-5) for name, value in alone.items())
+        last = cluster.of("evaluated")[-1]["loss"]
+        assert held_out_loss(cluster.run_file, model, 8) == pytest.approx(last, abs=1e-6)
+    assert not [path.name for path in target.iterdir() if path.name in ("config.json", "model.safetensors")]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("stages", [[1], [1, 1, 1], [2, 2], [1] * 5], ids=["1", "3", "2x2", "5"])
+def test_any_number_of_nodes_trains_the_same(tmp_path: Path, family: str, stages: list[int]) -> None:
+    text = run_of(tmp_path, stages, family=family, steps=STEPS, precision="fp32")
+    with Cluster(tmp_path, text, nodes="abcde"[: sum(stages)]) as cluster:
+        assert cluster.finish(timeout=500) == 0
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-6)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("weights", ["nf4", "int8"])
+def test_so_do_nodes_that_keep_the_frozen_weights_in_few_bits(tmp_path: Path, weights: str) -> None:
+    text = run_of(tmp_path, [1, 1], family="llama", weights=weights, steps=STEPS, precision="fp32")
+    with Cluster(tmp_path, text, nodes="ab") as cluster:
+        assert cluster.finish(timeout=500) == 0
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-4)
+
+
+@pytest.mark.soak
+def test_a_node_is_killed_and_another_joins(tmp_path: Path) -> None:
+    """The newcomer reads the frozen weights while the others train."""
+    text = run_of(tmp_path, [2], steps=5000, learning_rate=1e-3)
+    with Cluster(tmp_path, text, nodes=("stays", "dies")) as cluster:
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        cluster.nodes["dies"].send(signal.SIGKILL)
+        newcomer = cluster.add("newcomer")
+        cluster.wait_for("plan_started", where=lambda e: e["generation"] == 3)
+        newcomer.wait_for_error("buckets are taken over")
+        started = len(cluster.events)
+        cluster.wait_for("step_committed", after=started)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.finish(timeout=500) == 1
+    assert newcomer.errors.index("frozen parameters of layers 0-4") < newcomer.errors.index("buckets are taken over")
+    assert_same(cluster)
+    assert sorted(cluster.of("plan_adopted")[-1]["plan"]["stages"][0]["replicas"]) == ["newcomer", "stays"]
+
+
+@pytest.mark.soak
+def test_the_coordinator_is_killed_and_started_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_of(tmp_path, [1, 1], steps=30), nodes="ab") as cluster:
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(20)
+        cluster.start_coordinator()
+        assert cluster.finish(timeout=500) == 0
+    assert_same(cluster)
+
+
+def assert_same(cluster: Cluster) -> None:
+    """Every committed step has one process's loss, and the log is right."""
+    committed = [e for e in cluster.log() if e["event"] == "step_committed"]
+    assert [e["step"] for e in committed] == list(range(1, len(committed) + 1))
+    alone = losses_alone(cluster.run_file, steps=len(committed))
+    assert [e["loss"] for e in committed] == pytest.approx(alone, rel=1e-8, abs=0)
+    assert cluster.check().findings == ()

@@ -1,0 +1,154 @@
+"""The model of a run with an adapter: trained and frozen parameters, and adapters that are refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.causal.weight_files import WeightFiles
+from dtfm.node.model.layer_costs import layer_costs
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
+from dtfm.node.model.stage import build_stage
+from dtfm.protos import plan_pb2
+from tests.published import publish
+
+CPU = torch.device("cpu")
+SAMPLE = Sample((12,), torch.int64, 256)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish(tmp_path_factory.mktemp("published"))
+
+
+def model_of(folder: Path, *, weights: str = "bf16", rank: int = 4, targets: tuple[str, ...] = ()) -> Model:
+    adapter = plan_pb2.Run.Adapter(rank=rank, alpha=8, targets=targets)
+    return load_model(plan_pb2.Run.Model(pretrained=str(folder), weights=weights, adapter=adapter), SAMPLE)
+
+
+def test_buckets_have_the_adapter_alone_layer_by_layer(folder: Path) -> None:
+    model = model_of(folder)
+    assert [spec.layers for spec in model.buckets] == [(0,), (1,), (2,), (3,), (4,)]
+    assert [bool(spec.parameters) for spec in model.buckets] == [False, True, True, True, False]
+    names = [name for name, _ in model.buckets[1].parameters]
+    assert len(names) == 2 * 7
+    assert names[0] == "model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    named = model_of(folder, targets=("q_proj", "v_proj"))
+    assert [len(spec.parameters) for spec in named.buckets] == [0, 4, 4, 4, 0]
+
+
+def test_its_initial_values_follow_from_the_seed_and_the_bucket_alone(folder: Path) -> None:
+    model = model_of(folder)
+    spec = model.buckets[1]
+    once, again, other = (model.initial_parameters(spec, seed) for seed in (7, 7, 8))
+    for name, value in once.items():
+        assert torch.equal(value, again[name])
+        assert bool(value.any()) == (".lora_A." in name)  # the product is zero, as in peft
+        assert torch.equal(value, other[name]) == (".lora_B." in name)
+    bound = 32**-0.5  # of kaiming_uniform_ with a = sqrt(5), for 32 numbers a row
+    first = once["model.layers.0.self_attn.q_proj.lora_A.default.weight"]
+    assert 0.9 * bound < first.abs().max() <= bound
+
+
+def test_a_stage_reads_its_own_layers_alone_and_each_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+    of_file = WeightFiles.read
+
+    def noted(files: WeightFiles, name: str) -> torch.Tensor:
+        read.append(name)
+        return of_file(files, name)
+
+    monkeypatch.setattr(WeightFiles, "read", noted)
+    model = model_of(folder)
+    assert not read
+    first = build_stage(model, 0, 2, CPU, torch.float32)
+    assert {
+        name.partition(".self_attn")[0].partition(".mlp")[0].partition(".inp")[0].partition(".post")[0] for name in read
+    } == {
+        "model.embed_tokens.weight",
+        "model.layers.0",
+    }
+    read.clear()
+    build_stage(model, 1, 3, CPU, torch.float32)
+    assert read
+    assert all(name.startswith("model.layers.1.") for name in read)
+    model.frozen.keep((1, 2))
+    read.clear()
+    build_stage(model, 0, 2, CPU, torch.float32)
+    assert read == ["model.embed_tokens.weight"]
+    device, host = first.state_bytes
+    trained = sum(bucket.spec.size for bucket in first.buckets.values())
+    assert (device, host) == (4 * 4 * trained + model.frozen.stage_bytes(0, 2, torch.float32), 0)
+
+
+def test_reading_early_stops_where_the_room_ends(folder: Path) -> None:
+    model = model_of(folder)
+    model.frozen.load(0, 2, torch.float32, most_bytes=model.frozen.layer_bytes(0, torch.float32))
+    assert list(model.frozen._held) == ["model.embed_tokens.weight"]
+
+
+def test_frozen_weights_cost_no_gradients(folder: Path) -> None:
+    model = model_of(folder)
+    run = plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=2, precision=plan_pb2.FP32))
+    costs = layer_costs(model, run)
+    assert [layer.parameter_bytes for layer in costs] == [0, *[4 * spec.size for spec in model.buckets[1:4]], 0]
+    parameters = sum(p.numel() for p in model.module.parameters() if not p.requires_grad)
+    assert sum(layer.frozen_bytes for layer in costs) == 4 * parameters
+    for layer, spec in zip(costs, model.buckets, strict=True):
+        assert layer.backward_flops == layer.forward_flops + 2 * 2 * 12 * spec.size
+    assert 2 < model.passes < 2.2
+
+
+@pytest.mark.parametrize(("weights", "most"), [("nf4", 0.16), ("int8", 0.30)])
+def test_packed_weights_take_the_bytes_that_the_planner_counts(tmp_path: Path, weights: str, most: float) -> None:
+    folder = publish(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=1)
+    model = model_of(folder, weights=weights)
+    build_stage(model, 1, 2, CPU, torch.float32)
+    taken = sum(map(bytes_of, model.frozen._held.values()))
+    counted = model.frozen.layer_bytes(1, torch.float32)
+    assert taken == pytest.approx(counted, rel=0.001)
+    assert counted < most * model_of(folder).frozen.layer_bytes(1, torch.float32)
+
+
+def bytes_of(parameter: Any) -> int:
+    scales = parameter.SCB.nbytes if hasattr(parameter, "SCB") else 0
+    if (state := getattr(parameter, "quant_state", None)) is not None:
+        of_scales = state.state2.absmax.nbytes + state.state2.code.nbytes + state.offset.nbytes
+        scales = state.absmax.nbytes + state.code.nbytes + of_scales
+    size: int = parameter.nbytes + scales
+    return size
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"rank": 33},
+            "adapter.rank = 33: model.layers.0.self_attn.q_proj is a matrix of 32 times 32; the rank must be at most 32",
+        ),
+        (
+            {"targets": ("q_proj", "query")},
+            "adapter.targets: the decoder layers have no matrix 'query'; they have down_proj, gate_proj, k_proj, o_proj, q_proj, "
+            "up_proj, v_proj",
+        ),
+        ({"targets": ("lm_head",)}, "adapter.targets: the decoder layers have no matrix 'lm_head'"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(folder: Path, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=r"^adapter") as refused:
+        model_of(folder, **settings)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_without_bitsandbytes_packed_weights_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(
+        ValueError, match=r'^model.weights = "nf4" needs bitsandbytes, which cannot be imported here .* pip install'
+    ):
+        model_of(folder, weights="nf4")

@@ -1,0 +1,76 @@
+"""Nodes that train an adapter, without sockets: they train what one process with transformers, bitsandbytes and peft trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtfm.node.model import loss
+from dtfm.node.model.layer_memory import layer_memory
+from tests.cluster.plain import plain_adapter
+from tests.cluster.runs import losses_alone, run_at, run_file
+from tests.node.in_process import InProcess, nodes_of
+from tests.published import adapter_run, publish
+
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trained_by(nodes: InProcess) -> dict[str, torch.Tensor]:
+    found = dict[str, torch.Tensor]()
+    for generation in nodes.generations.values():
+        for bucket in generation.stage.buckets.values():
+            found |= bucket.views(bucket.parameters)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "weights", "stages", "tolerance"),
+    [
+        ("llama", "fp32", "bf16", 1, 1e-6),
+        ("qwen3", "fp32", "bf16", 3, 1e-6),
+        ("gemma2", "fp32", "bf16", 3, 1e-6),
+        ("gpt2", "fp64", "bf16", 3, 1e-9),
+        ("llama", "fp32", "nf4", 3, 1e-4),
+        ("llama", "fp32", "int8", 3, 1e-4),
+    ],
+)
+def test_losses_and_adapters_equal_one_process(
+    tmp_path: Path, family: str, precision: str, weights: str, stages: int, tolerance: float
+) -> None:
+    text = run_file(stages=[1] * stages, steps=STEPS, precision=precision)
+    with nodes_of(adapter_run(text, publish(tmp_path / family, family), weights=weights), stages, 1) as nodes:
+        losses = [nodes.train() for _ in range(STEPS)]
+        adapter = trained_by(nodes)
+    path = tmp_path / "run.toml"
+    assert losses == pytest.approx(losses_alone(path), rel=0, abs=tolerance)
+    alone = plain_adapter(run_at(path), STEPS)
+    assert adapter.keys() == alone.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(adapter[name], value, rtol=0, atol=10 * tolerance, msg=name)
+
+
+def test_the_head_may_make_its_logits_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(loss, "MOST_LOGITS_BYTES", 1)
+    text = run_file(stages=[1, 1], steps=2, precision="fp32")
+    with nodes_of(adapter_run(text, publish(tmp_path / "published")), 2, 1) as nodes:
+        memory = layer_memory(nodes.generations["n1"].stage.model, 2, torch.float32, torch.float32)
+        losses = [nodes.train() for _ in range(2)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=0, abs=1e-6)
+    assert memory[-1].working, "it is measured, not guessed"
+
+
+def test_a_stage_may_have_nothing_to_train(tmp_path: Path) -> None:
+    """The first stage is the embedding alone, the last one the head."""
+    text = run_file(stages=[1] * 5, steps=2, precision="fp32")
+    with nodes_of(adapter_run(text, publish(tmp_path / "published")), 5, 1) as nodes:
+        losses = [nodes.train() for _ in range(2)]
+        assert nodes.evaluate() > 0
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=0, abs=1e-6)
