@@ -284,7 +284,7 @@ def plain_adapter(run: Run, steps: int) -> dict[str, torch.Tensor]:
     optimizer, of_step = adamw_of(run, module), train.global_batch // train.micro_batch
     for step in range(1, steps + 1):
         inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
-        torch.autograd.backward(mean_loss(module(inputs), labels))
+        torch.autograd.backward(mean_loss(module(inputs), labels, per_token=train.loss_per_token))
         update(run, module, optimizer, step)
     return {
         name.removeprefix("base_model.model."): p.detach() for name, p in module.named_parameters() if p.requires_grad
