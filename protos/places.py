@@ -59,8 +59,8 @@ def _of_source(key: str, source: str) -> Iterator[tuple[str, str]]:
 
 
 def hub_name(source: str) -> tuple[str, str, str]:
-    """The name, the configuration and the revision of "hf:NAME[:CONFIG][@REVISION]"; the last two may be empty. A path that
-    exists is taken as it is."""
+    """The name, the configuration and the revision of "hf:NAME[:CONFIG][@REVISION]"; the last two may be empty. All of a path
+    that exists is the name."""
     whole = source.removeprefix(HUB)
     if os.path.exists(os.path.expanduser(whole)):
         return whole, "", ""

@@ -17,8 +17,8 @@ LONG = [{"role": "user", "content": "Long?"}, {"role": "assistant", "content": "
 
 
 def unequal_run(folder: Path, *, stages: list[int], steps: int, loss_per: str = "", model: str = GPT2) -> str:
-    """Writes the data and the tokenizer into ``folder``. Returns a run file in fp64, with samples in which one token is learnt,
-    and samples in which all are. ``loss_per``: empty, or a value of the key of that name."""
+    """Writes the data and the tokenizer into ``folder``. Returns a run file in fp64, with samples of one learnt token, and others
+    of learnt tokens alone. ``loss_per``: empty, or a value of the key of that name."""
     make_tokenizer(folder / "tokenizer", "why is it so short, and what does it say? Yes, a word and other words")
     tokenizer = change_config(folder / "tokenizer", chat_template=TALK)
     records = [{"messages": talk} for talk in [*[SHORT] * 10, LONG] * 8]

@@ -68,7 +68,7 @@ class Described:
 
 
 def as_it_trained(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The run file in an event, with what a version that did not know a key did, where that is no longer the key's default."""
+    """The run file in an event. A key that came later gets the value by which the run has trained, if its default is another."""
     train = run.get("train")
     return {**run, "train": {"loss_per": "sample", **train}} if train else {**run}
 

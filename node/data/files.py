@@ -75,8 +75,8 @@ class File:
         return cast(BinaryIO, pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
 
     def reading(self, parts: Iterable[T]) -> Iterator[T]:
-        """The parts, which are read from this file. What goes wrong meanwhile is a ValueError that names the file, except errors
-        of the disk."""
+        """The parts, which are read from this file. Raises ValueError, which names the file, if they cannot be read, and the
+        errors of the disk."""
         try:
             yield from parts
         except UnicodeDecodeError as problem:

@@ -18,7 +18,7 @@ _HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
 # From here on, an epoch for each block of mixed samples; and the epochs of each source.
 _BLOCKS, _PASSES = 2**63, 2**48
 BLOCK = 1 << 16
-"""The positions of a run in which each source has its part."""
+"""The length of a stretch of positions. Each source has its part of each stretch."""
 
 
 NOT_LEARNT = -100

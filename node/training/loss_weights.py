@@ -16,17 +16,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """The weights in the loss of a step.
-
-    label: of each learnt label, in the loss of its micro-batch. None: labels of a sample share the sample's weight, see
-    label_weights.
-    micro_batch: of a micro-batch's loss, in the loss that the island trains.
-    told: the factor by which a micro-batch's loss is told in votes. The mean of these over all micro-batches is the step's loss.
-    """
+    """The weights in the loss of a step."""
 
     label: float | None
+    """The weight of each learnt label in the loss of its micro-batch. None: the labels of a sample share the sample's weight (see
+    label_weights)."""
     micro_batch: float
+    """The weight of a micro-batch's loss in the loss that the island trains."""
     told: float = 1.0
+    """Votes tell a micro-batch's loss times this. The mean over all micro-batches is then the loss of the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def run_file_page() -> str:
 
 
 def _listed(field: FieldInfo) -> type[BaseModel] | None:
-    """The table of which a key has a list, or None."""
+    """The table whose list is a key's value, or None."""
     arguments = get_args(field.annotation) if get_origin(field.annotation) is list else ()
     table = arguments[0] if arguments else None
     return table if isinstance(table, type) and issubclass(table, BaseModel) else None

@@ -142,7 +142,7 @@ def test_honest_work_comes_to_the_same_bits_where_tokens_count_alike(
             for bucket in nodes.generations[auditor].stage.buckets:
                 found = errors(step.answer(auditor, step.asked(accused, bucket=bucket)))
                 assert all(error == NOTHING or 0 <= error < 1e-12 for error in found)
-                assert (found[3] == 0.0) == (accused == "n2"), "the losses are those that were voted"
+                assert (found[3] == 0.0) == (accused == "n2"), "the auditor finds the voted losses"
 
 
 def test_replicas_that_keep_their_memory_in_other_ways_come_to_the_same_bits(trained: Nodes) -> None:
