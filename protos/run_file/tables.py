@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -34,8 +34,8 @@ class Table(BaseModel):
 
 
 def table_of(field: FieldInfo) -> type[Table] | None:
-    """The table that a key stands for, also one that may be left out. None: a plain key."""
-    named = (field.annotation, *get_args(field.annotation))
+    """The table that a key stands for, also one that may be left out. None: a plain key, or a list."""
+    named = () if get_origin(field.annotation) is list else (field.annotation, *get_args(field.annotation))
     return next((each for each in named if isinstance(each, type) and issubclass(each, Table)), None)
 
 
