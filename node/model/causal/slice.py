@@ -131,8 +131,8 @@ class Slice:
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The input of the first decoder layer: the hidden states that came in, or the embedding's output in the layers' own
-        dtype, which packed parameters do not have. That is the dtype at a cut there. A family that adds a buffer to the embedding,
-        its table of positions, would have made the output float32."""
+        dtype, which packed parameters do not have. That is the dtype at a cut there. A family that adds a buffer to the
+        embedding, its table of positions, would have made the output float32."""
         if self._enters:
             hidden = self._hidden
         elif self._past_last > 1:
