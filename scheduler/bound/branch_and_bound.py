@@ -327,7 +327,7 @@ def _continued(known: _Bounds, shape: Shape, partial: _PartialPlans, stage: int,
         there = known.latency[last, mask] + size * known.slowness[last, mask]
         back = known.latency[mask, last] + size * known.slowness[mask, last]
         arrival = part.arrival[row] + quickest + there
-        home = part.home[row] + 2 * quickest + back
+        home = part.home[row] + (known.passes - 1) * quickest + back
         near = np.flatnonzero(arrival + home < below)
         row, mask, last, cut, size = row[near], mask[near], last[near], cut[near], size[near]
         wait = np.maximum(part.wait[row], size * known.crowding[last, mask])

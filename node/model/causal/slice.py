@@ -131,12 +131,13 @@ class Slice:
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The input of the first decoder layer: the hidden states that came in, or the embedding's output in the layers' own
-        dtype. That is the dtype at a cut there. A family that adds a buffer to the embedding, its table of positions, would
-        have made the output float32."""
+        dtype, which packed parameters do not have. That is the dtype at a cut there. A family that adds a buffer to the
+        embedding, its table of positions, would have made the output float32."""
         if self._enters:
             hidden = self._hidden
         elif self._past_last > 1:
-            hidden = (args[0] if args else keywords["hidden_states"]).to(next(layer.parameters()).dtype)
+            wide = next(parameter.dtype for parameter in layer.parameters() if parameter.is_floating_point())
+            hidden = (args[0] if args else keywords["hidden_states"]).to(wide)
         else:
             return None
         if args:

@@ -37,7 +37,7 @@ def trained_by(nodes: InProcess) -> dict[str, torch.Tensor]:
         ("qwen3", "fp32", "bf16", 3, 1e-6),
         ("gemma2", "fp32", "bf16", 3, 1e-6),
         ("gpt2", "fp64", "bf16", 3, 1e-9),
-        ("llama", "fp32", "nf4", 3, 1e-4),
+        ("llama", "fp32", "nf4", 2, 1e-4),
         ("llama", "fp32", "int8", 3, 1e-4),
     ],
 )
