@@ -31,7 +31,7 @@ NEEDED = ("dockerd", "mmdebstrap", "docker-compose")
 MISSING = [program for program in NEEDED if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2700),
     pytest.mark.skipif(os.geteuid() != 0, reason="Docker Engine needs root"),
     pytest.mark.skipif(
         bool(MISSING), reason=f"apt-get install docker.io docker-compose mmdebstrap; missing: {MISSING}"
@@ -108,7 +108,7 @@ def debian(archive: Path, *packages: str) -> subprocess.Popen[bytes]:
 
 def bring(docker: Engine, archive: Path, made: subprocess.Popen[bytes], images: Mapping[str, Sequence[str]]) -> None:
     """``images``: by name, what it runs, if anything."""
-    assert made.wait(300) == 0
+    assert made.wait(900) == 0
     for image, command in images.items():
         change = ("--change", f"ENTRYPOINT {json.dumps(command)}") if command else ()
         docker.docker("import", *change, str(archive), image, timeout=120)
@@ -132,7 +132,7 @@ def download_wheels(folder: Path) -> None:
     wanted = [*table["build-system"]["requires"], *project["dependencies"], *extras["node"], *extras["postgres"]]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
     subprocess.run(
-        [*pip, "--constraint", str(ROOT / "constraints.txt"), *wanted], check=True, timeout=400, stderr=subprocess.PIPE
+        [*pip, "--constraint", str(ROOT / "constraints.txt"), *wanted], check=True, timeout=1200, stderr=subprocess.PIPE
     )
 
 
@@ -140,7 +140,7 @@ def build(docker: Engine, context: Path, target: str, extra: str) -> None:
     given = {"BASE": BASE, "PIP_NO_INDEX": "1"} | ({"EXTRA": extra} if extra else {})
     arguments = [part for name, value in given.items() for part in ("--build-arg", f"{name}={value}")]
     place = ["--file", str(context / "docker" / "Dockerfile"), "--target", target, "--tag", f"dtfm-{target}"]
-    docker.docker("build", "--progress=plain", *arguments, *place, str(context), timeout=500)
+    docker.docker("build", "--progress=plain", *arguments, *place, str(context), timeout=1500)
 
 
 @pytest.mark.parametrize("target", MOST_BYTES)
