@@ -156,14 +156,15 @@ async def test_calls_without_a_token_are_few_on_each_connection(tmp_path: Path, 
 async def test_a_member_is_no_stranger_however_long_it_stays_and_whatever_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "HELLO_SECONDS", 0.1)
-    monkeypatch.setattr(front, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(
+        front, "STRANGER_SECONDS", front.HELLO_SECONDS + 1.0
+    )  # a busy machine may take seconds to let it in
     monkeypatch.setattr(front, "MOST_STRANGE_BYTES", 4 << 10)
     async with serving(tmp_path) as served, served.node("member") as node:
         await served.until(lambda: "member" in served.ledger.members)
         before = served.server.state.members.sessions["member"].heard
         node.say(step_failed=wire.StepFailed(sentence="x" * (8 << 10)))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(front.STRANGER_SECONDS)
         assert not node.over.is_set()
         assert served.server.state.members.sessions["member"].heard > before
 

@@ -136,7 +136,7 @@ def test_nothing_of_a_step_is_held_while_another_stage_is_made(monkeypatch: pyte
         raise Closed("a newer plan")
 
     monkeypatch.setattr(generation_setup, "acquire_stage", acquire)
-    anything: Any = SimpleNamespace(device=None, snapshots=None)
+    anything: Any = SimpleNamespace(device=None, snapshots=None, model=SimpleNamespace(frozen=None))
     earlier: Any = SimpleNamespace(stage=None, progress=progress)
     inventory: Any = SimpleNamespace(still_has=lambda *_: False)
     with pytest.raises(Closed):
