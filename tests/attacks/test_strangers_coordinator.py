@@ -73,8 +73,8 @@ def greeting() -> bytes:
 async def test_silent_connections_are_few_and_end_soon(
     tmp_path: Path, few: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "HELLO_SECONDS", 0.3)
     async with with_a_member(tmp_path) as served:
+        monkeypatch.setattr(front, "HELLO_SECONDS", 0.3)
         many = asyncio.gather(*(connected_and_cut_off(served) for _ in range(30)))
         most = 0
         while not many.done():
@@ -95,9 +95,9 @@ async def test_who_does_not_begin_with_tls_is_cut_off_and_does_not_reach_grpc(tm
 
 
 async def test_a_slow_handshake_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "HELLO_SECONDS", 0.1)
-    monkeypatch.setattr(front, "STRANGER_SECONDS", 0.4)
     async with with_a_member(tmp_path) as served:
+        monkeypatch.setattr(front, "HELLO_SECONDS", 0.1)
+        monkeypatch.setattr(front, "STRANGER_SECONDS", 0.4)
         caller = await connect(served)
 
         async def drip() -> None:
