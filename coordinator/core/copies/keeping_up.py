@@ -100,8 +100,8 @@ def _by_layers(state: State) -> Mapping[Layers, Mapping[str, Standby]]:
 
 
 def _outliving(ledger: Ledger, stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
-    """The ``standbys`` that would keep the state of ``stage`` if its only machine were lost. If none would: those that would keep
-    it if its only replica were lost. Empty if its replicas are on several machines."""
+    """The ``standbys`` that keep the state of ``stage`` if its only machine is lost. If there is none, the standbys that keep it
+    if its only replica is lost. Empty if its replicas are on several machines."""
     here = set(map(ledger.party, stage.replicas))
     if len(here) > 1:
         return frozenset()
@@ -110,8 +110,8 @@ def _outliving(ledger: Ledger, stage: Stage, standbys: frozenset[str]) -> frozen
 
 
 def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
-    """The ``standbys`` that were in time with the last step: they reported it before it was committed, or before the latest time
-    at which it could have been committed. A standby that has just caught up is in time."""
+    """The ``standbys`` that were in time with the last step: they reported it before its commit, or before its commit was due. A
+    standby that has just caught up is in time."""
     return frozenset(
         node
         for node, standby in standbys.items()

@@ -63,7 +63,7 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
 
 
 def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage]) -> str:
-    """The node that becomes a standby of ``stage`` beside its own work; empty: there is none. The stage's replicas are on one
+    """The node that becomes a standby of ``stage`` beside its own work, or an empty name. The stage's replicas are on one
     machine.
 
     Of the nodes on other machines, picks the one with the fastest link from a replica. The link must carry a step's gradients in

@@ -16,10 +16,7 @@ from dtfm.coordinator.core.plan.waiting import Wait, WaitReason, begin_waiting, 
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state.planner import Answer, PlanChosen, Question
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.timeouts import (
-    IDLE_AGAIN_LEASES,
-    LAST_REPORT_LEASES,
-)
+from dtfm.coordinator.core.timeouts import IDLE_AGAIN_LEASES, LAST_REPORT_LEASES
 from dtfm.coordinator.core.transition import Planned, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
