@@ -185,18 +185,52 @@ def test_plan_advises_rounds_where_lines_are_slow_and_the_run_may_have_them(
         assert " 2 islands exchange every 100 steps: " in typed(*slow[:-1], "2")
 
 
-def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
-    """Whatever its storage needs is not installed here."""
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    written = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
-    assert written is not None
-    (tmp_path / "run.toml").write_text(re.sub(r'uri = "\S*"', 'uri = "s3://bucket/stories"', written[1]))
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+def readme() -> str:
+    return (Path(__file__).parents[3] / "README.md").read_text()
+
+
+def run_files() -> list[str]:
+    """README's run files: a fine-tune, and all weights."""
+    return re.findall(r"```toml\n(.*?)```", readme(), re.DOTALL)
+
+
+def test_readmes_run_file_can_be_planned(tmp_path: Path, typed: Typed) -> None:
+    _, whole = run_files()
+    (tmp_path / "run.toml").write_text(whole)
     gpus = "plan", "--gpus", "RTX 3060", "--links", "500Mbit/s,40ms", "--run", str(tmp_path / "run.toml")
     assert "2,000 steps take 919 hours (38.3 days) and cost 73.51" in typed(
         *gpus, "--price", "RTX 3060=0.08", "--deadline", "0.1"
     )
-    assert "One such GPU takes 919 hours and costs 73.51" in " ".join(readme.split())
+    assert "One such GPU takes 919 hours and costs 73.51" in " ".join(readme().split())
+
+
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+
+
+def test_readmes_fine_tune_can_be_planned_from_the_models_settings_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
+) -> None:
+    tuned, _ = run_files()
+    (tmp_path / "Qwen").mkdir()
+    (tmp_path / "Qwen/Qwen3-8B").mkdir()
+    (tmp_path / "Qwen/Qwen3-8B/config.json").write_text(json.dumps(QWEN3_8B))
+    (tmp_path / "run.toml").write_text(tuned)
+    monkeypatch.chdir(tmp_path)
+    price = "--price", "RTX 4090=0.35"
+    told = typed("plan", "--run", "run.toml", "--gpus", "2x RTX 4090", "--links", "100Mbit/s,20ms", *price)
+    for figure in ("28.5 s per step", "13.6 / 22.7 GiB", "200 steps take 1.6 hours and cost 1.11"):
+        assert figure in told
+    assert "28.5 s per step, in 13.6 of 22.7 GiB; 200 steps take 1.6 hours and cost 1.11" in " ".join(readme().split())
 
 
 def test_it_needs_no_torch() -> None:
