@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from dtfm.scheduler.assemble.equal_groups import PaperEvaluator, even_cuts, paper_seconds
+from dtfm.scheduler.assemble.equal_groups import PaperEvaluator, even_cuts
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.bound.paper import paper_bound
 from dtfm.scheduler.cost.in_flight import depths
+from dtfm.scheduler.cost.paper import paper_seconds
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Predicted, Reason
 from dtfm.scheduler.model.keeping import keepings

@@ -27,7 +27,7 @@ from dtfm.scheduler.replan.switch import Before, Change
 from dtfm.scheduler.replan.warm_start import adapted, repaired
 from dtfm.scheduler.search.population import named
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
-from dtfm.scheduler.search.seeds import Start
+from dtfm.scheduler.search.seed_groups import Start
 
 ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
 ADAPTING = 0.05

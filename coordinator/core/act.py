@@ -20,8 +20,8 @@ from dtfm.coordinator.core.members.quarantine import quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
-from dtfm.coordinator.core.plan.going_back import undo
 from dtfm.coordinator.core.plan.replanning import decide, drop_stale_choice
+from dtfm.coordinator.core.plan.undoing import undo
 from dtfm.coordinator.core.plan.waiting import Wait, WaitReason
 from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit

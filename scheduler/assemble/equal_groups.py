@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -11,9 +10,8 @@ from numpy.typing import NDArray
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.assemble.stage_order import EXACT_STAGES, best_order
-from dtfm.scheduler.cost.paper import mean_of_pairs, slowest_member, slowest_pair
+from dtfm.scheduler.cost.paper import mean_of_pairs, paper_seconds, slowest_member, slowest_pair
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.decision import PaperSeconds
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Problem
 from dtfm.scheduler.model.sketch import Position, Sketch
 from dtfm.scheduler.model.tables import Tables
@@ -88,16 +86,6 @@ def _price_changed(t: Tables, sketch: Sketch, stages: int, changed: NDArray[np.b
             known[now, stage].sender, known[now, stage].receiver = sender, receiver
             known[now, stage].boundary = seconds
             known[now, stage].mean = mean_of_pairs(t.paper[1], group, after)
-
-
-def paper_seconds(exchanges: Floats, groups: Groups) -> PaperSeconds:
-    """The cost of equal groups in this order. ``exchanges``: Tables.paper, or Problem.paper_exchanges."""
-    gradients, activations = exchanges
-    members = [np.array(group, dtype=np.int64) for group in groups]
-    return PaperSeconds(
-        data_parallel=max(slowest_member(gradients, group)[1] for group in members),
-        pipeline=sum(slowest_pair(activations, one, other)[2] for one, other in pairwise(members)),
-    )
 
 
 def ordered(activations: Floats, groups: Groups) -> Groups:

@@ -7,10 +7,23 @@ the slowest group, plus the sum over all boundaries.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Ints
+from dtfm.scheduler.model.decision import PaperSeconds
+from dtfm.scheduler.model.problem import Floats, Groups, Ints
+
+
+def paper_seconds(exchanges: Floats, groups: Groups) -> PaperSeconds:
+    """The cost of equal groups in this order. ``exchanges``: Tables.paper, or Problem.paper_exchanges."""
+    gradients, activations = exchanges
+    members = [np.array(group, dtype=np.int64) for group in groups]
+    return PaperSeconds(
+        data_parallel=max(slowest_member(gradients, group)[1] for group in members),
+        pipeline=sum(slowest_pair(activations, one, other)[2] for one, other in pairwise(members)),
+    )
 
 
 @compiled

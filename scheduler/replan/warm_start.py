@@ -9,7 +9,7 @@ from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.population import Island, Population
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.search.seeds import Start
+from dtfm.scheduler.search.seed_groups import Start
 
 NEWCOMERS = 6
 """Number of idle nodes that are tried in a stage, the fastest first."""

@@ -13,7 +13,7 @@ from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.sketch import Position, position_of
 from dtfm.scheduler.search.budget import Budget
-from dtfm.scheduler.search.seeds import Start, random_groups, seed_groups
+from dtfm.scheduler.search.seed_groups import Start, random_groups, seed_groups
 
 SEEDING = 0.1
 """Largest fraction of the budget for seeds, if one of them works."""

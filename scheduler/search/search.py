@@ -25,7 +25,7 @@ from dtfm.scheduler.search.exact import improve
 from dtfm.scheduler.search.founders import founders, seeds
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.population import children, survivors
-from dtfm.scheduler.search.seeds import Start, nearest_nodes
+from dtfm.scheduler.search.seed_groups import Start, nearest_nodes
 from dtfm.scheduler.search.walk import ESTIMATE, PAPER, ROUGH, SIMULATION
 
 WALKS_TIMES_NODES = 320

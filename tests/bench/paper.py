@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from dtfm.scheduler.assemble.equal_groups import paper_seconds
+from dtfm.scheduler.cost.paper import paper_seconds
 from dtfm.scheduler.formats.paper import COSTS, Network, paper_network, paper_workload
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.paper import plan_by_paper

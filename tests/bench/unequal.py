@@ -31,7 +31,7 @@ from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.moves import Rules
-from dtfm.scheduler.search.seeds import nearest_nodes
+from dtfm.scheduler.search.seed_groups import nearest_nodes
 from dtfm.scheduler.search.walk import ESTIMATE, walk
 from dtfm.scheduler.warm_up import warm_up
 from tests.bench.clusters import part_of, unequal

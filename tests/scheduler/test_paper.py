@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from dtfm.scheduler.assemble.equal_groups import paper_seconds
 from dtfm.scheduler.bound.paper import paper_bound
+from dtfm.scheduler.cost.paper import paper_seconds
 from dtfm.scheduler.formats.paper import Network, paper_case, paper_network, paper_workload
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Decision, Infeasible, PaperSeconds

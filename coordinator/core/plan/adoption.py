@@ -20,7 +20,7 @@ from dtfm.coordinator.core.health.pairs import may_lose
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
 from dtfm.coordinator.core.plan.expected import loading_seconds
-from dtfm.coordinator.core.plan.going_back import go_back
+from dtfm.coordinator.core.plan.undoing import go_back
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.state.state import State

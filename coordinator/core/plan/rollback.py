@@ -8,7 +8,7 @@ from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availab
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan.adoption import regroup
-from dtfm.coordinator.core.plan.going_back import go_back
+from dtfm.coordinator.core.plan.undoing import go_back
 from dtfm.coordinator.core.refusal import Refused, name_some
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition

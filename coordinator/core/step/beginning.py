@@ -13,7 +13,7 @@ from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.plan import drift
 from dtfm.coordinator.core.plan.adoption import regroup, settle_damage
 from dtfm.coordinator.core.plan.expected import step_seconds
-from dtfm.coordinator.core.step.announcing import announce
+from dtfm.coordinator.core.step.after_commit import announce
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.votes import check_codecs, check_progress

@@ -9,7 +9,7 @@ from dtfm.coordinator.core.copies import agreed_state, keeping_up
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
 from dtfm.coordinator.core.step import spikes
-from dtfm.coordinator.core.step.announcing import announce
+from dtfm.coordinator.core.step.after_commit import announce
 from dtfm.coordinator.core.step.norms import counted, of_changes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dtfm.scheduler.assemble.equal_groups import ordered, paper_price, paper_seconds
+from dtfm.scheduler.assemble.equal_groups import ordered, paper_price
 from dtfm.scheduler.assemble.stage_order import EXACT_STAGES, best_order
-from dtfm.scheduler.cost.paper import mean_of_pairs, slowest_pair
+from dtfm.scheduler.cost.paper import mean_of_pairs, paper_seconds, slowest_pair
 from dtfm.scheduler.model.problem import Floats, Groups, Problem
 from dtfm.scheduler.model.sketch import empty_sketch, gather_members, position_of
 from dtfm.scheduler.model.tables import tables

@@ -26,7 +26,7 @@ from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.search.anneal import Found, anneal
 from dtfm.scheduler.search.moves import Rules
-from dtfm.scheduler.search.seeds import nearest_nodes, random_groups
+from dtfm.scheduler.search.seed_groups import nearest_nodes, random_groups
 from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION, walk
 from tests.scheduler.clusters import any_problem, even_workload, random_cluster
 

@@ -22,7 +22,7 @@ from dtfm.scheduler.model.sketch import (
 from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.search.moves import Rules, change
-from dtfm.scheduler.search.seeds import nearest_nodes
+from dtfm.scheduler.search.seed_groups import nearest_nodes
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.plans import random_draft
 

@@ -15,7 +15,7 @@ from dtfm.coordinator.log.events import RunFinished, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.run import Described
 from dtfm.coordinator.service import addresses
-from dtfm.coordinator.service.announcing import Announcer, announcement_of, announcing, what_it_trains
+from dtfm.coordinator.service.local_network import Announcer, announcement_of, announcing, what_it_trains
 from dtfm.protos.local_network import multicast as module
 from dtfm.protos.local_network.announcement import Announcement, service
 from dtfm.scheduler.model.workload import Layer, Workload

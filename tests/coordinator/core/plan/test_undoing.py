@@ -64,7 +64,7 @@ def test_who_was_never_audited_is_undone_to_before_it_came() -> None:
 
 
 def test_what_would_take_too_many_steps_is_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtfm.coordinator.core.plan.going_back.MOST_UNDONE", 3)
+    monkeypatch.setattr("dtfm.coordinator.core.plan.undoing.MOST_UNDONE", 3)
     world = auditing("a", "b", "c")
     for _ in range(5):
         answer_all(world, problem="no memory")
