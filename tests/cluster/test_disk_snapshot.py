@@ -76,5 +76,6 @@ def test_all_stages_roll_back_to_the_snapshot_on_disks_and_a_node_with_its_own_d
         step = max(e["step"] for e in cluster.of("snapshot_written") if e["sequence"] < rolled["sequence"])
         lost = rolled["from_step"] - step
         assert rolled["step"] == step
-        assert rolled["reason"].endswith(f"; {lost} steps are trained again from the disks' snapshot of step {step}")
+        again = "1 step is" if lost == 1 else f"{lost} steps are"
+        assert rolled["reason"].endswith(f"; {again} trained again from the disks' snapshot of step {step}")
     assert_exact(cluster)
