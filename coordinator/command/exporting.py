@@ -26,8 +26,14 @@ from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.service.adapter_file import ADAPTER, ADAPTER_CONFIG, as_peft, checked_config, has_adapter
-from dtfm.coordinator.service.checkpoint_folder import (
+from dtfm.coordinator.service.checkpoint.adapter_file import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    as_peft,
+    checked_config,
+    has_adapter,
+)
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import (
     INDEX,
     BucketFile,
     CheckpointError,

@@ -20,8 +20,8 @@ from dtfm.coordinator.core.members.invitations import look
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Granted, Request
-from dtfm.coordinator.service.disk import Disk, Forbidden
-from dtfm.coordinator.service.gate import Gate, refuse
+from dtfm.coordinator.service.checkpoint.disk import Disk, Forbidden
+from dtfm.coordinator.service.port.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.store.record import StoreError
 from dtfm.coordinator.view.published import for_members

@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +28,18 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, RunStarted, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
-from dtfm.coordinator.service.front import Front
-from dtfm.coordinator.service.gate import Gate
+from dtfm.coordinator.service.checkpoint.checkpoint_commands import CheckpointCommands
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import claim
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
-from dtfm.coordinator.service.strangers import Limits
+from dtfm.coordinator.service.port.front import Front
+from dtfm.coordinator.service.port.gate import Gate
+from dtfm.coordinator.service.port.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
-from dtfm.coordinator.service.unfinished import clear, publish
 from dtfm.coordinator.store.record import AnotherWriter, StoreError
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.follower import Follower
-from dtfm.coordinator.view.model_card import card_of
 from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.candidates import origin_of, read_candidate
@@ -87,10 +85,7 @@ class Server:
         self.log = LogWriter(store)
         self.follower = Follower(store, story, self._beats)
         self.log.on_event(self.follower.wake)
-        # A thread each: none waits for a storage that hangs, or for another.
-        self._planning, self._manifests, self._tidying = (
-            ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
-        )
+        self._planning = ThreadPoolExecutor(1, "plan")
         self._kept: Kept | None = None  # by the planner
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[t.Granted | Refused]] = {}
@@ -119,6 +114,7 @@ class Server:
         gate = Gate(self.pin, lambda: self.state.ledger, front)
         joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
         self._files = Files(lambda: self.state, gate)
+        self._checkpoints = CheckpointCommands(lambda: self.state, self._files.thread)
         # The last one refuses what the others do not answer.
         self._grpc.add_generic_rpc_handlers(
             (
@@ -161,7 +157,7 @@ class Server:
                 await self.log.append(events)
             elif events:
                 self._lost += await self.log.append_however_long(events, self.state.lease, self._told_to_stop)
-            await self._clear_unfinished()  # of the process before: nothing is under way yet
+            await self._checkpoints.clear_unfinished()  # of the process before: nothing is under way yet
             while True:
                 while not self.state.stopped:
                     await self._go_on()
@@ -171,7 +167,7 @@ class Server:
                     while stays and self.state.is_complete and not self._told_to_stop.is_set():
                         await self._go_on()
                 if (code := self.state.exit_code) is not None:
-                    await self._clear_unfinished()
+                    await self._checkpoints.clear_unfinished()
                     return code
                 self.log.let_follow(True)  # an operator has given the run more steps
         finally:
@@ -194,8 +190,9 @@ class Server:
             answer.cancel()
         await self.log.close()
         await self.follower.close()
-        for threads in (self._planning, self._manifests, self._tidying, self._files.thread):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._planning.shutdown(wait=False, cancel_futures=True)
+        self._files.thread.shutdown(wait=False, cancel_futures=True)
+        self._checkpoints.close()
         await self._grpc.stop(grace=0.5)
         await self._front.close()
 
@@ -279,7 +276,7 @@ class Server:
             case t.WriteManifest():
                 self._start(self._write_manifest(command))
             case t.TidyCheckpoints():
-                self._start(self._tidy_checkpoints(command))
+                self._start(self._checkpoints.tidy(command))
             case t.Certify():
                 self._streams.put(command.stream, self._certified(command))
             case t.Answer():
@@ -324,50 +321,7 @@ class Server:
         self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
-        ledger, problem, digest, bucket = self.ledger, "", "", None
-        described = ledger.described
-        assert described is not None
-        try:
-            digest = await asyncio.get_running_loop().run_in_executor(
-                self._manifests,
-                write_manifest,
-                command.gathered,
-                ledger.run,
-                ledger.run_id,
-                command.step,
-                command.files,
-                described.layout_of,
-                ledger.copies.digests(command.step),
-                command.step - ledger.training.trained(command.step),
-                lambda digest: card_of(ledger, command.step, digest).text(),
-            )
-            await asyncio.to_thread(publish, command.gathered, command.folder, ledger.run_id)
-        except CheckpointError as error:
-            problem, bucket = str(error), error.bucket
-        except Exception as error:
-            log.exception("the manifest of step %d could not be written", command.step)
-            problem = f"{type(error).__name__}: {error}"
-        self._inputs.put_nowait(t.ManifestDone(command.step, problem, digest, bucket))
-
-    async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
-        try:
-            work = partial(tidy, under_way=command.under_way, given_up=command.given_up)
-            in_thread = asyncio.get_running_loop().run_in_executor
-            await in_thread(self._tidying, work, command.uri, command.run_id, command.newest, command.keep)
-            await in_thread(self._tidying, clear, command.uri, command.run_id, command.under_way)
-        except CheckpointError as error:
-            log.warning("%s", error)
-        except Exception:  # a storage's driver may raise anything
-            log.exception("older checkpoints in %s could not be deleted", command.uri)
-
-    async def _clear_unfinished(self) -> None:
-        """Deletes the files of unfinished checkpoints. No file from a node is being written during that."""
-        try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._files.thread, clear, self.state.run.checkpoints, self.ledger.run_id
-            )
-        except CheckpointError as error:
-            log.warning("%s", error)
+        self._inputs.put_nowait(await self._checkpoints.write_manifest(command))
 
     async def _beat(self) -> None:
         while True:

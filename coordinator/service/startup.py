@@ -22,7 +22,7 @@ from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.run import as_it_trained
-from dtfm.coordinator.service.checkpoint_folder import manifest_and_digest, newest, read_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.service.server import Deaf, Server
 from dtfm.coordinator.store.record import AnotherWriter
 from dtfm.coordinator.store.store import Store, free_name

@@ -18,8 +18,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dtfm.coordinator.service.accepting import Accepting
-from dtfm.coordinator.service.strangers import Limits, Strangers
+from dtfm.coordinator.service.port.accepting import Accepting
+from dtfm.coordinator.service.port.strangers import Limits, Strangers
 from dtfm.coordinator.web.app import LASTS
 from dtfm.coordinator.web.door import LET_IN
 from dtfm.protos.candidates import Address, origin_of

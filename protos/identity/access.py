@@ -27,7 +27,7 @@ MOST_RUN_CHARACTERS = 64
 
 
 class Role(enum.StrEnum):
-    """What somebody may do: see service/gate.py of the coordinator."""
+    """What somebody may do: see service/port/gate.py of the coordinator."""
 
     NODE = "node"
     OPERATOR = "operator"

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from dtfm.coordinator.service import front
-from dtfm.coordinator.service.gate import Gate
-from dtfm.coordinator.service.strangers import Limits
+from dtfm.coordinator.service.port import caller as callers, front
+from dtfm.coordinator.service.port.gate import Gate
+from dtfm.coordinator.service.port.strangers import Limits
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import read_address
 from dtfm.protos.identity.credentials import COORDINATOR_NAME, public_key, to_coordinator
@@ -74,7 +74,7 @@ async def test_silent_connections_are_few_and_end_soon(
     tmp_path: Path, few: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_a_member(tmp_path) as served:
-        monkeypatch.setattr(front, "HELLO_SECONDS", 0.3)
+        monkeypatch.setattr(callers, "HELLO_SECONDS", 0.3)
         many = asyncio.gather(*(connected_and_cut_off(served) for _ in range(30)))
         most = 0
         while not many.done():
@@ -89,15 +89,15 @@ async def test_who_does_not_begin_with_tls_is_cut_off_and_does_not_reach_grpc(tm
         passed_on = next(served.server._front._numbers)
         caller = await connect(served)
         caller[1].write(b"GET / HTTP/1.1\r\n")
-        async with asyncio.timeout(front.HELLO_SECONDS / 2):
+        async with asyncio.timeout(callers.HELLO_SECONDS / 2):
             assert await is_cut_off(caller)
         assert next(served.server._front._numbers) == passed_on + 1
 
 
 async def test_a_slow_handshake_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with with_a_member(tmp_path) as served:
-        monkeypatch.setattr(front, "HELLO_SECONDS", 0.1)
-        monkeypatch.setattr(front, "STRANGER_SECONDS", 0.4)
+        monkeypatch.setattr(callers, "HELLO_SECONDS", 0.1)
+        monkeypatch.setattr(callers, "STRANGER_SECONDS", 0.4)
         caller = await connect(served)
 
         async def drip() -> None:
@@ -157,14 +157,14 @@ async def test_a_member_is_no_stranger_however_long_it_stays_and_whatever_it_sen
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        front, "STRANGER_SECONDS", front.HELLO_SECONDS + 1.0
+        callers, "STRANGER_SECONDS", callers.HELLO_SECONDS + 1.0
     )  # a busy machine may take seconds to let it in
-    monkeypatch.setattr(front, "MOST_STRANGE_BYTES", 4 << 10)
+    monkeypatch.setattr(callers, "MOST_STRANGE_BYTES", 4 << 10)
     async with serving(tmp_path) as served, served.node("member") as node:
         await served.until(lambda: "member" in served.ledger.members)
         before = served.server.state.members.sessions["member"].heard
         node.say(step_failed=wire.StepFailed(sentence="x" * (8 << 10)))
-        await asyncio.sleep(front.STRANGER_SECONDS)
+        await asyncio.sleep(callers.STRANGER_SECONDS)
         assert not node.over.is_set()
         assert served.server.state.members.sessions["member"].heard > before
 

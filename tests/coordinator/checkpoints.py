@@ -9,7 +9,7 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from dtfm.coordinator.log.events import CheckpointFile
-from dtfm.coordinator.service.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
 from dtfm.protos.checkpoint_names import bucket_file
 
 

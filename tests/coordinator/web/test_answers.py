@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from dtfm.coordinator.command import health
-from dtfm.coordinator.service.strangers import Limits
+from dtfm.coordinator.service.port.strangers import Limits
 from dtfm.coordinator.web import app, callers, serving
 from dtfm.coordinator.web.serving import bind, bind_page, link_to
 from tests.coordinator.web.serving_page import asked, connected, page_of

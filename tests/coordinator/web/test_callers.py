@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.service.strangers import Limits
+from dtfm.coordinator.service.port.strangers import Limits
 from dtfm.coordinator.web import app, callers, serving
 from dtfm.coordinator.web.callers import limits_within
 from dtfm.protos.identity.access import Role

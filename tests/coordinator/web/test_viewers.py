@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.service.strangers import Limits
+from dtfm.coordinator.service.port.strangers import Limits
 from dtfm.coordinator.web import app, callers, door, serving
 from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served, read_page_url, url_elsewhere

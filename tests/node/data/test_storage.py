@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, mark
 from dtfm.node.data.storage import PIECE_BYTES, NewFile, check_place
 from dtfm.node.state.snapshot_files import read_pieces
 

@@ -13,7 +13,7 @@ import grpc.aio
 
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.service.front import Front
+from dtfm.coordinator.service.port.front import Front
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.credentials import read_public_key

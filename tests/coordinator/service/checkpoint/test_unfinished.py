@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.service.checkpoint_folder import CheckpointError, newest, read_manifest, write_manifest
-from dtfm.coordinator.service.unfinished import clear, publish
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, newest, read_manifest, write_manifest
+from dtfm.coordinator.service.checkpoint.unfinished import clear, publish
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import gathering_folder, gathering_of, step_folder
 from dtfm.protos.identity.access import Role

@@ -1,4 +1,4 @@
-"""What members may do with the coordinator's disk: `service/disk.py`, and `most_bytes` of the core, which says how much."""
+"""What members may do with the coordinator's disk: `disk.py`, and `most_bytes` of the core, which says how much."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.transition import StopAsked
-from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden
+from dtfm.coordinator.service.checkpoint.disk import MOST_PIECE_BYTES, Disk, Forbidden
 from dtfm.coordinator.service.grpc_services import Files
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file, gathering_folder

@@ -1,4 +1,4 @@
-"""The coordinator's port when something fails: `service/front.py`."""
+"""The coordinator's port when something fails: `service/port/front.py`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.cli import main
-from dtfm.coordinator.service import front
-from dtfm.coordinator.service.accepting import REFUSED_PAUSE_SECONDS, Accepting
-from dtfm.coordinator.service.front import Front
+from dtfm.coordinator.service.port import caller as callers, front
+from dtfm.coordinator.service.port.accepting import REFUSED_PAUSE_SECONDS, Accepting
+from dtfm.coordinator.service.port.front import Front
+from dtfm.coordinator.service.port.strangers import Strangers
 from dtfm.coordinator.service.server import Deaf
-from dtfm.coordinator.service.strangers import Strangers
 from tests.coordinator.serving import serving
 
 PATIENCE = 20
@@ -58,12 +58,12 @@ async def test_after_a_restart_it_is_known_where_members_are(tmp_path: Path) -> 
 async def test_a_connection_that_makes_room_before_it_is_whole_is_cut_off(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         at = served.server._front
-        caller = front._Caller(at, ip_address("192.0.2.1"))
+        caller = callers.Caller(at, ip_address("192.0.2.1"))
         caller.cut_off()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         asyncio.run_coroutine_threadsafe(at._take(caller, ours), at._loop)
-        theirs.settimeout(front.HELLO_SECONDS / 2)
+        theirs.settimeout(callers.HELLO_SECONDS / 2)
         assert await asyncio.to_thread(theirs.recv, 1) == b""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dtfm.coordinator.service.checkpoint_folder import (
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import (
     CheckpointError,
     manifest_and_digest,
     newest,

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log.events import CheckpointFile
-from dtfm.coordinator.service.adapter_file import ADAPTER_CONFIG, checked_config, has_adapter, write_adapter
+from dtfm.coordinator.service.checkpoint.adapter_file import ADAPTER_CONFIG, checked_config, has_adapter, write_adapter
 from dtfm.coordinator.view.model_card import CARD
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest

@@ -1,4 +1,4 @@
-"""Every call over the wire is for certain roles, and refused to others by name: `service/gate.py`."""
+"""Every call over the wire is for certain roles, and refused to others by name: `service/port/gate.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.service import gate
-from dtfm.coordinator.service.gate import MAY_CALL
+from dtfm.coordinator.service.port import gate
+from dtfm.coordinator.service.port.gate import MAY_CALL
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import open_channel
 from dtfm.protos.identity.access import Role

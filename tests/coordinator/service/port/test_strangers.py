@@ -1,4 +1,4 @@
-"""How many connections strangers may have: `service/strangers.py`."""
+"""How many connections strangers may have: `service/port/strangers.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.service.strangers import Limits, Strangers
+from dtfm.coordinator.service.port.strangers import Limits, Strangers
 
 LIMITS = Limits(open_of_one=2, rate_of_one=1, burst_of_one=4, open=5, rate=1, burst=10)
 

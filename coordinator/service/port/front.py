@@ -24,18 +24,13 @@ from collections import Counter
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 
-from dtfm.coordinator.service.accepting import BACKLOG, Accepting
-from dtfm.coordinator.service.strangers import Limits, Strangers
-from dtfm.protos.candidates import Address, origin_of
+from dtfm.coordinator.service.port.accepting import BACKLOG, Accepting
+from dtfm.coordinator.service.port.caller import Caller
+from dtfm.coordinator.service.port.strangers import Limits, Strangers
+from dtfm.protos.candidates import Address
 
 log = logging.getLogger(__name__)
 
-HELLO_SECONDS = 5.0
-STRANGER_SECONDS = 15.0
-"""Both count from the connection on. A distant caller (a round trip of half a second) needs two or three seconds until a call
-is let in."""
-MOST_STRANGE_BYTES = 16 << 10
-"""TLS's greeting has at most 2 KiB, a call's headers with its token as much, the largest request of a stranger 4."""
 MOST_STRANGE_CALLS = 4
 """A call costs more than its bytes. A newcomer makes one or two until it is let in, or refused."""
 MOST_OF_A_KEY = 128
@@ -50,7 +45,6 @@ _SOCKET = "grpc"
 _MOST_PARENT_BYTES = 70
 """The longest path for the folder's parent. A Unix socket's path may have 103 bytes on the strictest system (macOS). The
 folder's name (19) and a connection's number follow the parent."""
-_TLS_HEAD = 6
 
 
 class Front:
@@ -67,10 +61,10 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._lock = threading.Lock()  # guards the fields below
-        self._strangers = Strangers[_Caller](limits, members)
+        self._strangers = Strangers[Caller](limits, members)
         self._most_of_members = limits.members
-        self._passed_on: dict[str, _Caller] = {}
-        self._open: set[_Caller] = set()
+        self._passed_on: dict[str, Caller] = {}
+        self._open: set[Caller] = set()
         self._keys: Counter[str] = Counter()  # how many connections members have, by key
 
     def bind(self, host: str, port: int) -> int:
@@ -150,7 +144,7 @@ class Front:
 
     def _come(self, accepted: socket.socket, address: Address) -> bool:
         """Whether the connection is kept."""
-        caller = _Caller(self, address)
+        caller = Caller(self, address)
         with self._lock:
             taken = self._strangers.come(caller, caller.origin, time.monotonic())
         if taken is None:
@@ -169,7 +163,7 @@ class Front:
         self.run(self._take(caller, accepted))
         return True
 
-    async def _take(self, caller: _Caller, accepted: socket.socket) -> None:
+    async def _take(self, caller: Caller, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: caller, accepted)
         except OSError:
@@ -181,7 +175,7 @@ class Front:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def pass_on(self, caller: _Caller) -> None:
+    async def pass_on(self, caller: Caller) -> None:
         """Connects the caller with gRPC's server."""
         inner = socket.socket(socket.AF_UNIX)
         try:
@@ -201,7 +195,7 @@ class Front:
             inner.close()
             caller.cut_off()
 
-    def ended(self, caller: _Caller) -> None:
+    def ended(self, caller: Caller) -> None:
         with self._lock:
             self._open.discard(caller)
             self._passed_on.pop(caller.peer, None)
@@ -222,126 +216,6 @@ class Front:
             else:
                 caller.cut_off()
         await asyncio.gather(*(caller.over.wait() for caller in callers), *self._tasks - {asyncio.current_task()})
-
-
-class _Side(asyncio.Protocol):
-    """One of two sockets that are joined. Each side passes on the other's bytes, no faster than they are read."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _Side = self
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        if self.other.transport is not None:
-            self.other.transport.write(data)
-
-    def pause_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        if self.other.transport is not None:
-            self.other.transport.close()
-
-
-class _Inner(_Side):
-    """The side of gRPC's server."""
-
-    def __init__(self, caller: _Caller) -> None:
-        super().__init__()
-        self._caller = self.other = caller
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._caller.joined()
-
-
-class _Caller(_Side):
-    """The caller's side: a stranger until a call on it shows a ``key`` that is let in. ``peer`` is the name that gRPC's server
-    has for it."""
-
-    def __init__(self, front: Front, address: Address) -> None:
-        super().__init__()
-        self.address = address
-        self.origin = origin_of(address)
-        self.key = ""
-        self.peer = ""
-        self.calls = 0
-        self.over = asyncio.Event()
-        self.inner = self.other = _Inner(self)
-        self._front = front
-        self._heard = 0
-        self._first = b""
-        self._deadline: asyncio.TimerHandle | None = None
-        self._passed_on = False
-        self._is_cut_off = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if self._is_cut_off:
-            self.cut_off()
-        else:
-            self._end_after(HELLO_SECONDS)
-
-    def data_received(self, data: bytes) -> None:
-        if not self.key:
-            self._heard += len(data)
-            if self._heard > MOST_STRANGE_BYTES:
-                self.cut_off()
-                return
-        if self.inner.transport is not None:
-            super().data_received(data)
-            return
-        self._first += data
-        if not _may_be_tls(self._first):
-            self.cut_off()
-        elif not self._passed_on and len(self._first) >= _TLS_HEAD:
-            self._passed_on = True
-            self._end_after(STRANGER_SECONDS - HELLO_SECONDS)
-            self._front.run(self._front.pass_on(self))
-
-    def joined(self) -> None:
-        """From now on gRPC's server gets the caller's bytes."""
-        assert self.inner.transport is not None
-        if self.over.is_set():
-            self.inner.transport.abort()
-        else:
-            self.inner.transport.write(self._first)
-            self._first = b""
-
-    def no_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-
-    def cut_off(self) -> None:
-        self._is_cut_off = True
-        for side in (self, self.inner):
-            if side.transport is not None:
-                side.transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.over.set()
-        self.no_deadline()
-        self._front.ended(self)
-        super().connection_lost(error)
-
-    def _end_after(self, seconds: float) -> None:
-        self.no_deadline()
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self.cut_off)
-
-
-def _may_be_tls(first: bytes) -> bool:
-    """Whether these bytes can begin TLS: with a handshake record (22), version 3.x, that begins with a ClientHello (1); RFC
-    8446, 4 and 5.1."""
-    return all(first[at : at + 1] in (b"", wanted) for at, wanted in ((0, b"\x16"), (1, b"\x03"), (5, b"\x01")))
 
 
 def _notice_death(accepted: socket.socket) -> None:
