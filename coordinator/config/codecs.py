@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dtfm.protos.run_file.tables import Network
+from dtfm.protos.run_file.network_table import Network
 
 TENSORS = ("activations", "gradients", "reduction")
 

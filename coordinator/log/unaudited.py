@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.wording import Remark, name_first
-from dtfm.protos.run_file.tables import Trust
+from dtfm.protos.run_file.cluster_tables import Trust
 from dtfm.scheduler.model.plan import Plan
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The tables of the run file that say what text is trained on: see tables.py."""
+"""The tables of the run file that say what text is trained on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from dtfm.protos.places import check_url, is_url
 from dtfm.protos.run_file.records import HUB, MESSAGES, STANDARD_LIBRARY
-from dtfm.protos.run_file.tables import Table
+from dtfm.protos.run_file.table import Table
 
 MOST_SOURCES = 64
 LEAST_WEIGHT = 1e-6

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from dtfm.protos.run_file.tables import table_of
+from dtfm.protos.run_file.table import table_of
 
 _SHOWN_CHARACTERS = 80
 

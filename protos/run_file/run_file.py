@@ -1,4 +1,4 @@
-"""The run file: what is trained, on which data, and how. tables.py and data_tables.py describe its keys."""
+"""The run file: what is trained, on which data, and how. The files of tables beside this one describe its keys."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
+from dtfm.protos.run_file.cluster_tables import Cluster, Trust
 from dtfm.protos.run_file.data_tables import Data
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
-from dtfm.protos.run_file.tables import (
-    Adapter,
-    Checkpoint,
-    Cluster,
-    Model,
-    Network,
-    Notify,
-    Table,
-    Track,
-    Train,
-    Trust,
-)
+from dtfm.protos.run_file.model_tables import Adapter, Model
+from dtfm.protos.run_file.network_table import Network
+from dtfm.protos.run_file.result_tables import Checkpoint, Notify, Track
+from dtfm.protos.run_file.table import Table
+from dtfm.protos.run_file.train_table import Train
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 

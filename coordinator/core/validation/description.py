@@ -11,8 +11,8 @@ from dtfm.coordinator.core.validation.admission import check_flops
 from dtfm.coordinator.log.events import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
+from dtfm.protos.run_file.cluster_tables import Trust
 from dtfm.protos.run_file.run_file import RunFile
-from dtfm.protos.run_file.tables import Trust
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Layer, Workload
 

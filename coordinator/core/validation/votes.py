@@ -10,7 +10,7 @@ from dtfm.coordinator.core.refusal import check_number, require
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log.events import Codecs
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.run_file.tables import Network
+from dtfm.protos.run_file.network_table import Network
 from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 

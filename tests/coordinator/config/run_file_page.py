@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from dtfm.coordinator.config.changes import AT_A_START, WHILE_IT_RUNS
 from dtfm.protos.run_file.run_file import RunFile
-from dtfm.protos.run_file.tables import table_of
+from dtfm.protos.run_file.table import table_of
 
 EXAMPLE = """\
 name = "tinyshakespeare"

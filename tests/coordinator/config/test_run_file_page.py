@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 from dtfm.protos.run_file.run_file import RunFile, parse_run
-from dtfm.protos.run_file.tables import table_of
+from dtfm.protos.run_file.table import table_of
 from tests.coordinator.config.run_file_page import EXAMPLE, run_file_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "run-file.md"

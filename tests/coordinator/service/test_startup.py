@@ -18,8 +18,8 @@ from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.run_file.data_tables import Data
+from dtfm.protos.run_file.model_tables import Model
 from dtfm.protos.run_file.run_file import RunFile, parse_run
-from dtfm.protos.run_file.tables import Model
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import run_in, serving, train

@@ -10,7 +10,7 @@ import pytest
 from dtfm.protos import plan_pb2
 from dtfm.protos.run_file.errors import RunFileError
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
-from dtfm.protos.run_file.tables import table_of
+from dtfm.protos.run_file.table import table_of
 
 
 def read(text: str) -> RunFile:

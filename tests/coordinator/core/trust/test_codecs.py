@@ -6,7 +6,7 @@ import pytest
 
 from dtfm.coordinator.config.codecs import AUTO, TENSORS, allowed_codecs, codec_in_use
 from dtfm.node.training.compression import GENTLEST_FIRST
-from dtfm.protos.run_file.tables import Network
+from dtfm.protos.run_file.network_table import Network
 
 
 def test_nodes_choose_among_the_codecs_of_auto() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dtfm.coordinator.core.trust.tolerance import PRECISIONS, tolerance
-from dtfm.protos.run_file import tables
 
 
 def test_every_precision_of_the_run_file_has_one() -> None:
