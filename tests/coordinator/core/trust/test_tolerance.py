@@ -11,7 +11,7 @@ from dtfm.coordinator.core.trust.tolerance import PRECISIONS, tolerance
 
 
 def test_every_precision_of_the_run_file_has_one() -> None:
-    assert PRECISIONS.keys() | {"auto"} == set(get_args(tables.Train.model_fields["precision"].annotation))
+    assert PRECISIONS.keys() | {"auto"} == set(get_args(Train.model_fields["precision"].annotation))
 
 
 @pytest.mark.parametrize("codec", ["off", "raw16", "i8b256", "i4b64"])
