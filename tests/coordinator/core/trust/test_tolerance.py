@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dtfm.coordinator.core.trust.tolerance import PRECISIONS, tolerance
+from dtfm.protos.run_file.train_table import Train
 
 
 def test_every_precision_of_the_run_file_has_one() -> None:
