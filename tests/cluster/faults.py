@@ -58,6 +58,8 @@ class Phase(enum.Enum):
     """On the coordinator alone: a node's joining is written, and the node does not know."""
     SNAPSHOT = "snapshot"
     """The node has written a file of a snapshot under a temporary name, and it is not on the disk for certain yet."""
+    EVALUATE = "evaluate"
+    """The node begins to evaluate, after the step."""
 
 
 OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCE, Phase.VOTE, Phase.COMMIT, Phase.APPLY)
@@ -100,6 +102,7 @@ _BEGINNINGS = {
     Activity.VOTE: Phase.VOTE,
     Activity.APPLY: Phase.APPLY,
     Activity.ADOPT: Phase.ADOPT,
+    Activity.EVALUATE: Phase.EVALUATE,
 }
 
 
