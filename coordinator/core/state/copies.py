@@ -48,6 +48,39 @@ class Standby:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """What one node brings: to its own disk, or from there to a checkpoint."""
+
+    stream: int
+    """The node's stream when it was asked. If the node comes back on another stream, it is not awaited."""
+    buckets: frozenset[int]
+    """The buckets that have not arrived yet; empty: all have."""
+    due: float
+    """When all of them should have arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """All moves of one snapshot, or of one checkpoint (copies/moving.py)."""
+
+    by_node: Mapping[str, Move] = field(default_factory=dict)
+    """By connected node, what it brings."""
+    failed: frozenset[str] = frozenset()
+    """Nodes that failed. They are not asked again: others bring the rest."""
+    problem: str = ""
+    """The last problem; empty before the first."""
+
+    @property
+    def under_way(self) -> frozenset[int]:
+        """The buckets that are on their way."""
+        return frozenset[int]().union(*(move.buckets for move in self.by_node.values()))
+
+    def of(self, node: str) -> frozenset[int]:
+        """The buckets that are awaited from this node."""
+        return self.by_node[node].buckets if node in self.by_node else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTally:
     """A snapshot that is being written to disks."""
 
