@@ -129,7 +129,7 @@ _FIRST = (
     steering.stop_when_safe,
 )
 _OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
-_LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
+_LAST = (snapshot.go_on, checkpoints.go_on, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
 """The rules, in their order. Those of plans depend on the ledger, the planner and the phase."""
 
 

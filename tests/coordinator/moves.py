@@ -105,7 +105,7 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.evaluate()
         case "report_files" if (snapshot := world.state.safekeeping.snapshot) is not None:
             for node in sorted(world.state.members.sessions):
-                mine = range(*snapshot.writers.get(node, (0, BUCKETS)))
+                mine = snapshot.moves.of(node) or range(BUCKETS)
                 world.hear(node, snapshot_parts(snapshot.step, dict.fromkeys(mine, (1, FILE_DIGEST))))
         case "save" if ledger.training.plan is not None:
             world.write_checkpoint()

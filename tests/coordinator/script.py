@@ -382,15 +382,16 @@ class World:
         upload = self.state.safekeeping.upload
         assert upload is not None
         moments = bytes(64) if self.state.run.checkpoint.weights else b""
-        for node in nodes or sorted(upload.sending):
-            files = dict.fromkeys(sorted(upload.sending[node].buckets) if not problem else (), (10, FILE_DIGEST))
+        sending = {node: sorted(move.buckets) for node, move in sorted(upload.moves.by_node.items()) if move.buckets}
+        for node in nodes or sending:
+            files = dict.fromkeys(sending.get(node, ()) if not problem else (), (10, FILE_DIGEST))
             self.hear(node, uploaded(upload.step, files, problem, moments=moments))
 
     def write_checkpoint(self, problem: str = "") -> None:
         """The state after the last commit is on the nodes' disks, and in the checkpoint's files, or nobody can send them."""
         if self.state.safekeeping.snapshot is not None:
             self.write_snapshot()
-        while (upload := self.state.safekeeping.upload) is not None and upload.sending:
+        while (upload := self.state.safekeeping.upload) is not None and upload.moves.under_way:
             self.send_files(problem=problem)
 
     def save(self) -> None:

@@ -35,7 +35,7 @@ def to_send(world: World) -> dict[str, list[int]]:
     """By node, the buckets that it is sending."""
     upload = world.state.safekeeping.upload
     assert upload is not None
-    return {node: sorted(sending.buckets) for node, sending in sorted(upload.sending.items())}
+    return {node: sorted(move.buckets) for node, move in sorted(upload.moves.by_node.items()) if move.buckets}
 
 
 def refused(world: World, node: str) -> str:
@@ -155,7 +155,7 @@ def test_a_damaged_file_of_the_last_snapshot_is_written_again() -> None:
     world.apply()
     world.write_snapshot()
     for _ in range(6):
-        while (upload := world.state.safekeeping.upload) is not None and upload.sending:
+        while (upload := world.state.safekeeping.upload) is not None and upload.moves.under_way:
             world.send_files(problem="bucket 0 is damaged")
         if isinstance(world.state.phase, Switching):
             break
