@@ -179,10 +179,9 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
             votes.step_failed(transition, node, message.step_failed)
         case "evaluated":
             evaluation.reported(transition, node, message.evaluated)
-        case "snapshot_parts":
-            snapshot.reported(transition, session, message.snapshot_parts)
-        case "uploaded":
-            checkpoints.uploaded(transition, session, message.uploaded)
+        case "moved":
+            room = checkpoints if message.moved.in_checkpoint else snapshot
+            room.moved(transition, session, message.moved)
         case "applied":
             pause.applied(transition, node, message.applied)
         case "standby_progress":

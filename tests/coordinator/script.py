@@ -45,8 +45,8 @@ from tests.coordinator.answers import (
     evaluated,
     last_busy,
     links,
-    snapshot_parts,
     states_of,
+    stored,
     uploaded,
     vote,
 )
@@ -375,7 +375,7 @@ class World:
         plan, step = self.plan_in_force, self.state.ledger.training.step
         for node in nodes or self.plan_in_force.nodes:
             files = dict.fromkeys(buckets_of(plan, node) if not problem else (), (10, FILE_DIGEST))
-            self.hear(node, snapshot_parts(step, files, problem))
+            self.hear(node, stored(step, files, problem))
 
     def send_files(self, *nodes: str, problem: str = "") -> None:
         """Each of the nodes, by default all that should, has sent its files to the checkpoint."""

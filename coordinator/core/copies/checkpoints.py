@@ -65,7 +65,7 @@ def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart
     _ask(transition)
 
 
-def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -> None:
+def moved(transition: Transition, session: Session, message: wire.Moved) -> None:
     """Files of the node have arrived, or the node could not send the rest."""
     described, upload, node = transition.state.ledger.description, transition.state.safekeeping.upload, session.node
     check_uploaded(message, described.buckets)
@@ -179,7 +179,7 @@ def give_up(transition: Transition, reason: str) -> None:
         failed(transition, upload.step, reason)
 
 
-def moved(transition: Transition) -> None:
+def place_changed(transition: Transition) -> None:
     """The run has another place for checkpoints. A checkpoint that failed at the old place is tried there."""
     safekeeping, upload = transition.state.safekeeping, transition.state.safekeeping.upload
     transition.set_safekeeping(replace(safekeeping, next_checkpoint=-math.inf))
@@ -247,14 +247,14 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     share = line / next(beside, 1)  # other nodes of its machine may be sending, too
     idle = isinstance(state.phase, Pausing | Gathering)
     rate = 0.0 if idle else max(LINE_FRACTION * share, LEAST_BANDWIDTH)
-    message = wire.Upload(
+    message = wire.Move(
         step=upload.step,
         folder=state.run.as_nodes_reach(gathering_folder(upload.place, upload.step, state.ledger.run_id)),
         parts=[part_message(bucket, upload.parts[bucket], ()) for bucket in buckets],
         weights=upload.weights,
         bytes_per_second=rate,
     )
-    transition.send([node], wire.CoordinatorMessage(upload=message))
+    transition.send([node], wire.CoordinatorMessage(move=message))
     seconds = size / (rate or max(share, LEAST_BANDWIDTH))
     due = transition.now + max(state.patience, PATIENCE_FACTOR * seconds) * 2 ** min(upload.attempts, 8)
     return replace(upload, moves=moving.begun(upload.moves, state.members.sessions[node], buckets, due))

@@ -1,7 +1,7 @@
 """Moves: who brings which buckets to their place, how long that may take, and who failed.
 
-Snapshots and checkpoints say what is wanted, and which nodes can bring it. A bucket is on its way while a connected node was asked
-for it, has not brought it, and is in time. So a node that leaves takes its moves with it, and nobody has to be told.
+Snapshots and checkpoints say what is wanted, and which nodes can bring it. A bucket is on its way while a connected node was
+asked for it, has not brought it, and is in time. So a node that leaves takes its moves with it, and nobody has to be told.
 """
 
 from __future__ import annotations

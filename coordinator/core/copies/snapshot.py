@@ -80,7 +80,7 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     return True
 
 
-def reported(transition: Transition, session: Session, message: wire.SnapshotParts) -> None:
+def moved(transition: Transition, session: Session, message: wire.Moved) -> None:
     """The node has written or fetched its parts of the snapshot under way, or could not."""
     described, node, tally = transition.state.ledger.description, session.node, transition.state.safekeeping.snapshot
     check_parts(message, described.buckets)
@@ -100,8 +100,8 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
         written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
         tally = replace(tally, written={**tally.written, **written})
     moves = moving.arrived(tally.moves, node, brought)
-    if message.problem or moves.of(node):
-        moves = moving.failed(moves, node, f"{node}: {shorten(message.problem) or 'it does not have all of it'}")
+    if message.problem or not brought:
+        moves = moving.failed(moves, node, f"{node}: {shorten(message.problem) or 'it brings nothing'}")
     _go_on(transition, _with_moves(transition, replace(tally, heard=transition.now), moves))
 
 
@@ -187,8 +187,8 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
         return
     for node, (buckets, seconds) in _fetchers(state, tally, single).items():
         moves = moving.begun(moves, state.members.sessions[node], buckets, _due(transition, seconds))
-        to_fetch = _to_fetch(state, tally, holders, moves.of(node))
-        transition.send([node], wire.CoordinatorMessage(keep_snapshots=to_fetch))
+        transition.send([node], wire.CoordinatorMessage(keep=disks.to_keep(state)))  # makes room
+        transition.send([node], wire.CoordinatorMessage(move=_to_fetch(state, tally, holders, buckets)))
     tally = _with_moves(transition, tally, moves)
     if not moves.under_way:
         _end_with_what_there_is(transition, tally)
@@ -284,14 +284,13 @@ def _set(transition: Transition, tally: SnapshotTally) -> None:
     transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
 
 
-def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.KeepSnapshots:
-    to_keep = disks.to_keep(state)
-    to_keep.step = tally.step
-    to_keep.missing.extend(part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
-    members = state.ledger.members
-    names = sorted({name for part in to_keep.missing for name in part.nodes})
-    to_keep.peers.extend(wire.Peer(node=name, candidates=members[name].candidates) for name in names)
-    return to_keep
+def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.Move:
+    members, names = state.ledger.members, sorted({name for bucket in buckets for name in holders[bucket]})
+    return wire.Move(
+        step=tally.step,
+        parts=[part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets)],
+        peers=[wire.Peer(node=name, candidates=members[name].candidates) for name in names],
+    )
 
 
 def _fetchers(
