@@ -17,7 +17,7 @@ from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.phases import Gathering, Pausing
 from dtfm.coordinator.core.reach.machines import machines_of
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state.copies import Moves, Upload
+from dtfm.coordinator.core.state.copies import Upload
 from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
@@ -88,8 +88,7 @@ def moved(transition: Transition, session: Session, message: wire.Moved) -> None
     if message.problem or wrong:
         problem = shorten(message.problem) or "it has sent another file than it has on disk"
         moves = moving.failed(moves, node, f"{node}: {problem}")
-    _set(transition, upload)
-    _set_moves(transition, moves)
+    _set(transition, replace(upload, moves=moves))
     _ask(transition)
 
 
@@ -101,11 +100,12 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     upload = replace(upload, finishing=False)
     if done.problem:
         files = {bucket: file for bucket, file in upload.files.items() if bucket != done.bucket}
-        _set(transition, replace(upload, files=files))
         if done.bucket is None:
+            _set(transition, replace(upload, files=files))
             _wait(transition, done.problem)
         else:
-            _set_moves(transition, moving.failed(upload.moves, upload.sent_by[done.bucket], done.problem))
+            moves = moving.failed(upload.moves, upload.sent_by[done.bucket], done.problem)
+            _set(transition, replace(upload, files=files, moves=moves))
             _ask(transition)
         return
     _end(transition, is_whole=True)
@@ -132,7 +132,7 @@ def go_on(transition: Transition) -> None:
         _set(transition, replace(upload, moves=replace(moves, failed=frozenset()), again=None))
         _ask(transition)
     elif moves != upload.moves:
-        _set_moves(transition, moves)
+        _set(transition, replace(upload, moves=moves))
         _ask(transition)
 
 
@@ -260,14 +260,6 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     return replace(upload, moves=moving.begun(upload.moves, state.members.sessions[node], buckets, due))
 
 
-def _set_moves(transition: Transition, moves: Moves) -> None:
-    upload = transition.state.safekeeping.upload
-    assert upload is not None
-    if moves.failed != upload.moves.failed:
-        transition.log(f"part of the checkpoint of step {upload.step} has not come: {moves.problem}")
-    _set(transition, replace(upload, moves=moves))
-
-
 def _wait(transition: Transition, problem: str) -> None:
     """No node can send the missing files now, or the manifest cannot be written. Both are tried again later."""
     upload = transition.state.safekeeping.upload
@@ -285,4 +277,7 @@ def _end(transition: Transition, *, is_whole: bool = False) -> None:
 
 
 def _set(transition: Transition, upload: Upload) -> None:
+    before = transition.state.safekeeping.upload
+    if before is not None and upload.moves.failed - before.moves.failed:
+        transition.log(f"part of the checkpoint of step {upload.step} has not come: {upload.moves.problem}")
     transition.set_safekeeping(replace(transition.state.safekeeping, upload=upload))

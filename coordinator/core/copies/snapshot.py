@@ -102,7 +102,7 @@ def moved(transition: Transition, session: Session, message: wire.Moved) -> None
     moves = moving.arrived(tally.moves, node, brought)
     if message.problem or not brought:
         moves = moving.failed(moves, node, f"{node}: {shorten(message.problem) or 'it brings nothing'}")
-    _go_on(transition, _with_moves(transition, replace(tally, heard=transition.now), moves))
+    _go_on(transition, _set(transition, replace(tally, heard=transition.now, moves=moves)))
 
 
 def go_on(transition: Transition) -> None:
@@ -115,7 +115,7 @@ def go_on(transition: Transition) -> None:
     if tally.parts and moves.under_way and donors_at_work(state):
         _end_with_what_there_is(transition, tally)
     elif moves != tally.moves:
-        _go_on(transition, _with_moves(transition, tally, moves))
+        _go_on(transition, _set(transition, replace(tally, moves=moves)))
     elif not tally.parts:
         _go_on(transition, tally)  # a node of the plan may have left before it was asked to write
 
@@ -172,8 +172,7 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
         _give_up(transition, tally, tally.moves.problem or "some of it is on no disk")
         return
     if tally.checkpoint:
-        tally = replace(tally, checkpoint=False)
-        _set(transition, tally)
+        tally = _set(transition, replace(tally, checkpoint=False))
         checkpoints.begin(transition, tally.step, tally.parts)
     state, moves = transition.state, tally.moves
     party, coming = state.ledger.party, moves.under_way
@@ -189,7 +188,7 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
         moves = moving.begun(moves, state.members.sessions[node], buckets, _due(transition, seconds))
         transition.send([node], wire.CoordinatorMessage(keep=disks.to_keep(state)))  # makes room
         transition.send([node], wire.CoordinatorMessage(move=_to_fetch(state, tally, holders, buckets)))
-    tally = _with_moves(transition, tally, moves)
+    tally = _set(transition, replace(tally, moves=moves))
     if not moves.under_way:
         _end_with_what_there_is(transition, tally)
 
@@ -213,8 +212,7 @@ def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally
         if (session := transition.state.members.sessions.get(node)) is not None:
             on_disk = {**session.on_disk, tally.step: session.on_disk.get(tally.step, frozenset()) | buckets}
             transition.set_session(replace(session, on_disk=on_disk))
-    tally = replace(tally, parts=parts, written={})
-    transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
+    tally = _set(transition, replace(tally, parts=parts, written={}))
     if doubts:
         transition.find(tuple(doubts))
     return tally
@@ -271,17 +269,12 @@ def _put_off(transition: Transition, cost: float = 0.0) -> None:
     transition.set_safekeeping(replace(transition.state.safekeeping, next_spread=transition.now + pause))
 
 
-def _with_moves(transition: Transition, tally: SnapshotTally, moves: Moves) -> SnapshotTally:
-    """The tally with these moves, which the transition has from now on."""
-    if moves.failed != tally.moves.failed:
-        transition.log(f"part of the snapshot of step {tally.step} is missing: {moves.problem}")
-    tally = replace(tally, moves=moves)
-    _set(transition, tally)
-    return tally
-
-
-def _set(transition: Transition, tally: SnapshotTally) -> None:
+def _set(transition: Transition, tally: SnapshotTally) -> SnapshotTally:
+    before = transition.state.safekeeping.snapshot
+    if before is not None and tally.moves.failed - before.moves.failed:
+        transition.log(f"part of the snapshot of step {tally.step} is missing: {tally.moves.problem}")
     transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
+    return tally
 
 
 def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.Move:
