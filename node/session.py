@@ -381,10 +381,12 @@ class Session:
             case "standby":
                 self._status.stands_by(message.standby)
                 self._start(self._trainer.stand_by(message.standby))
-            case "keep_snapshots":
-                self._start(self._snapshots.keep(message.keep_snapshots))
-            case "upload":
-                self._snapshots.upload(message.upload)
+            case "keep":
+                self._start(self._snapshots.keep(message.keep))
+            case "move" if message.move.folder:
+                self._snapshots.upload(message.move)
+            case "move":
+                self._start(self._snapshots.fetch(message.move))
             case "begin":
                 self._trainer.begin(message.begin)
             case "commit":

@@ -76,7 +76,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "uploaded", "timed")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "moved", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "timed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -86,7 +86,7 @@ class NodeMessage(_message.Message):
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_PARTS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
@@ -94,7 +94,6 @@ class NodeMessage(_message.Message):
     CODECS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
-    UPLOADED_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
@@ -105,7 +104,7 @@ class NodeMessage(_message.Message):
     step_ready: StepReady
     step_failed: StepFailed
     evaluated: Evaluated
-    snapshot_parts: SnapshotParts
+    moved: Moved
     applied: Applied
     goodbye: Goodbye
     leaving: Leaving
@@ -113,12 +112,11 @@ class NodeMessage(_message.Message):
     codecs_chosen: CodecsChosen
     reached: Reached
     audited: Audited
-    uploaded: Uploaded
     timed: Timed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload", "lapsed", "test")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep", "move", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "lapsed", "test")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -129,7 +127,8 @@ class CoordinatorMessage(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     LINKS_CHANGED_FIELD_NUMBER: _ClassVar[int]
-    KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
@@ -137,7 +136,6 @@ class CoordinatorMessage(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
-    UPLOAD_FIELD_NUMBER: _ClassVar[int]
     LAPSED_FIELD_NUMBER: _ClassVar[int]
     TEST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -150,7 +148,8 @@ class CoordinatorMessage(_message.Message):
     finish: Finish
     standby: Standby
     links_changed: LinksChanged
-    keep_snapshots: KeepSnapshots
+    keep: Keep
+    move: Move
     certificate: Certificate
     revoked: Revoked
     reach: Reach
@@ -158,10 +157,9 @@ class CoordinatorMessage(_message.Message):
     audit: Audit
     quarantined: Quarantined
     status: RunStatus
-    upload: Upload
     lapsed: Lapsed
     test: Test
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., lapsed: _Optional[_Union[Lapsed, _Mapping]] = ..., test: _Optional[_Union[Test, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., lapsed: _Optional[_Union[Lapsed, _Mapping]] = ..., test: _Optional[_Union[Test, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "node", "incarnation", "candidates", "device", "port", "relay")
@@ -311,7 +309,7 @@ class Prepared(_message.Message):
     unigram_entropy: float
     tokens_per_sample: int
     buckets: int
-    on_disk: _containers.RepeatedCompositeFieldContainer[SnapshotParts]
+    on_disk: _containers.RepeatedCompositeFieldContainer[Moved]
     flops: float
     weights_fingerprint: bytes
     data_read: bool
@@ -319,7 +317,7 @@ class Prepared(_message.Message):
     disk_bytes: int
     precision: _plan_pb2.Precision
     timed_beside: bool
-    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ..., timed_beside: _Optional[bool] = ...) -> None: ...
+    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[Moved, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ..., timed_beside: _Optional[bool] = ...) -> None: ...
 
 class Test(_message.Message):
     __slots__ = ()
@@ -514,51 +512,39 @@ class Part(_message.Message):
     moments: bytes
     def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ..., nonce: _Optional[str] = ..., moments: _Optional[bytes] = ...) -> None: ...
 
-class SnapshotParts(_message.Message):
-    __slots__ = ("step", "parts", "problem")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    parts: _containers.RepeatedCompositeFieldContainer[Part]
-    problem: str
-    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
-
-class KeepSnapshots(_message.Message):
-    __slots__ = ("steps", "step", "missing", "peers")
+class Keep(_message.Message):
+    __slots__ = ("steps",)
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    MISSING_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
-    step: int
-    missing: _containers.RepeatedCompositeFieldContainer[Part]
-    peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, steps: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Upload(_message.Message):
-    __slots__ = ("step", "folder", "parts", "weights", "bytes_per_second")
+class Move(_message.Message):
+    __slots__ = ("step", "parts", "peers", "folder", "weights", "bytes_per_second")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    FOLDER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     step: int
-    folder: str
     parts: _containers.RepeatedCompositeFieldContainer[Part]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    folder: str
     weights: bool
     bytes_per_second: float
-    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., weights: _Optional[bool] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., folder: _Optional[str] = ..., weights: _Optional[bool] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
 
-class Uploaded(_message.Message):
-    __slots__ = ("step", "parts", "problem")
+class Moved(_message.Message):
+    __slots__ = ("step", "parts", "problem", "in_checkpoint")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    IN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     step: int
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     problem: str
-    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+    in_checkpoint: bool
+    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ..., in_checkpoint: _Optional[bool] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("folder", "parts", "manifest", "states", "weights")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import keeping_up, snapshot
+from dtfm.coordinator.core.copies import checkpoints, keeping_up, snapshot
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback, Unwell
@@ -157,7 +157,8 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
         if transition.state.stopped:
             return
     evaluation.node_left(transition, node)
-    snapshot.node_left(transition, node)
+    snapshot.go_on(transition)  # whether the last checkpoint comes is asked below
+    checkpoints.go_on(transition)
     pause.node_left(transition, node)
     phase = transition.state.phase
     if isinstance(phase, Stepping):

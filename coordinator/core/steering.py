@@ -96,7 +96,7 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     if run.cluster.lease != state.run.cluster.lease:  # nodes do not know the new lease yet
         transition.set_members(replace(transition.state.members, hearing=transition.now))
     if run.checkpoints != state.run.checkpoints:
-        checkpoints.moved(transition)
+        checkpoints.place_changed(transition)
     if state.stopped:  # the run was complete
         transition.enter(Gathering(transition.now, "the run has more steps now"))
         transition.state = replace(transition.state.afresh(), exit_code=None)

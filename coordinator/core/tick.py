@@ -129,7 +129,7 @@ _FIRST = (
     steering.stop_when_safe,
 )
 _OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
-_LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
+_LAST = (snapshot.go_on, checkpoints.go_on, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
 """The rules, in their order. Those of plans depend on the ledger, the planner and the phase."""
 
 
@@ -179,10 +179,9 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
             votes.step_failed(transition, node, message.step_failed)
         case "evaluated":
             evaluation.reported(transition, node, message.evaluated)
-        case "snapshot_parts":
-            snapshot.reported(transition, session, message.snapshot_parts)
-        case "uploaded":
-            checkpoints.uploaded(transition, session, message.uploaded)
+        case "moved":
+            room = checkpoints if message.moved.in_checkpoint else snapshot
+            room.moved(transition, session, message.moved)
         case "applied":
             pause.applied(transition, node, message.applied)
         case "standby_progress":

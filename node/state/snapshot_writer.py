@@ -16,7 +16,7 @@ from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.images import Images, Reading
 from dtfm.node.state.snapshot_files import file_header
-from dtfm.protos.control_pb2 import NodeMessage, Part, SnapshotParts
+from dtfm.protos.control_pb2 import Moved, NodeMessage, Part
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ class SnapshotWriter:
         self._closed = False
 
     def write(self, step: int, buckets: Collection[Bucket], images: Images) -> None:
-        """Writes the present state of ``buckets`` in the background, and reports SnapshotParts. For the thread that changes them.
+        """Writes the present state of ``buckets`` in the background, and reports Moved. For the thread that changes them.
 
         Refuses, and reports why, if the snapshot before is still being written, or if there is no room.
         """
@@ -45,14 +45,14 @@ class SnapshotWriter:
             self._under_way = True
             self._thread.submit(self._write, step, files)
         except Exception as error:  # training goes on all the same
-            self.tell(SnapshotParts(step=step, problem=sentence_of(error)))
+            self.tell(Moved(step=step, problem=sentence_of(error)))
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Runs ``work`` in the writer's thread, so that it never meets a file being written."""
         return self._thread.submit(work)
 
-    def tell(self, parts: SnapshotParts) -> None:
-        self._report(NodeMessage(snapshot_parts=parts))
+    def tell(self, moved: Moved) -> None:
+        self._report(NodeMessage(moved=moved))
 
     def close(self) -> None:
         """Waits for the file that is being written."""
@@ -60,7 +60,7 @@ class SnapshotWriter:
         self._thread.shutdown()
 
     def _write(self, step: int, files: deque[tuple[bytes, Reading]]) -> None:
-        told = SnapshotParts(step=step)
+        told = Moved(step=step)
         try:
             while files and not self._closed:
                 told.parts.append(self._write_file(step, *files.popleft()))

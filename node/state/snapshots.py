@@ -21,7 +21,7 @@ from dtfm.node.state.snapshot_files import Loading, SnapshotDamaged, file_bytes
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.node.state.uploads import Uploads
-from dtfm.protos.control_pb2 import KeepSnapshots, NodeMessage, Part, Peer, SnapshotParts, Upload
+from dtfm.protos.control_pb2 import Keep, Move, Moved, NodeMessage, Part, Peer
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Snapshots:
         self.writer = SnapshotWriter(disk, report)
         self._uploads = Uploads(disk, report)
         self._loaded: LoadedRun | None = None
-        self._fetching: asyncio.Task[object] | None = None
+        self._fetching = set[asyncio.Task[object]]()
         self._fetching_step = 0
 
     @property
@@ -48,7 +48,7 @@ class Snapshots:
         except OSError:
             return 0
 
-    def open(self, loaded: LoadedRun) -> list[SnapshotParts]:
+    def open(self, loaded: LoadedRun) -> list[Moved]:
         """Starts using this run's snapshots. Returns the parts on this disk, also from an earlier process of this
         node."""
         opened = self._loaded is not None and self._loaded.run.id == loaded.run.id
@@ -62,29 +62,34 @@ class Snapshots:
             return []
         known = range(len(loaded.model.buckets))
         return [
-            SnapshotParts(
+            Moved(
                 step=step,
                 parts=[Part(bucket=index, size_bytes=size) for index, size in files.items() if index in known],
             )
             for step, files in sorted(contents.items())[-MOST_STEPS_REPORTED:]
         ]
 
-    async def keep(self, wanted: KeepSnapshots) -> None:
-        """Removes the snapshots that are no longer wanted, and fetches the parts that are missing.
-
-        Fetching for an earlier call stops if other parts are missing now, or if its snapshot is no longer wanted.
-        """
-        before, this = self._fetching, asyncio.current_task()
-        if wanted.missing or self._fetching_step not in wanted.steps:
-            if before not in (None, this):
-                before.cancel()
-            self._fetching, self._fetching_step = this, wanted.step
-        step, told = wanted.step, SnapshotParts(step=wanted.step)
+    async def keep(self, wanted: Keep) -> None:
+        """Removes the snapshots that are no longer wanted, and stops fetching and sending their parts."""
+        if self._fetching_step not in wanted.steps:
+            self._turn_to(0)
         self._uploads.keep(wanted.steps)
         try:
             await asyncio.wrap_future(self.writer.submit(lambda: self.disk.keep(wanted.steps)))
+        except Exception:
+            log.exception("old snapshots cannot be removed")
+
+    async def fetch(self, wanted: Move) -> None:
+        """Fetches parts of a snapshot to this disk, beside those of it that are on their way, and stops fetching parts of others.
+        Reports what has come, and why the rest does not."""
+        self._turn_to(wanted.step)
+        this = asyncio.current_task()
+        assert this is not None
+        self._fetching.add(this)
+        step, told = wanted.step, Moved(step=wanted.step)
+        try:
             missing: list[Part] = []
-            for part in wanted.missing:
+            for part in wanted.parts:
                 here = await asyncio.to_thread(self.disk.has, step, part.bucket, part.digest)
                 (told.parts if here else missing).append(part)
             if missing:
@@ -94,8 +99,16 @@ class Snapshots:
         except Exception as error:
             log.exception("parts of the snapshot of step %d cannot be fetched", step)
             told.problem = sentence_of(error)
-        if wanted.missing:
-            self.writer.tell(told)
+        finally:
+            self._fetching.discard(this)
+        self.writer.tell(told)
+
+    def _turn_to(self, step: int) -> None:
+        """Stops fetching parts of other steps."""
+        if step != self._fetching_step:
+            self._fetching_step = step
+            for task in self._fetching:
+                task.cancel()
 
     async def restore(self, step: int, wanted: Mapping[int, tuple[Bucket, Part]], peers: Iterable[Peer]) -> None:
         """Fills the buckets, by index, with their state as of ``step``: from this node's disk where it has the file with that
@@ -124,7 +137,7 @@ class Snapshots:
         except Exception as error:  # the node that wrote it may have written anything
             raise SnapshotDamaged(f"the snapshot of step {step} cannot be read: {error}") from error
 
-    def upload(self, wanted: Upload) -> None:
+    def upload(self, wanted: Move) -> None:
         """Sends files from the disk to the run's place for checkpoints, in the background."""
         assert self._loaded is not None  # it has written them
         self._uploads.send(self._loaded, wanted)
@@ -137,8 +150,7 @@ class Snapshots:
     def run_is_over(self) -> None:
         """Removes this run's snapshots from the disk if its checkpoints have all of the state: otherwise the run could not go on,
         should an operator want more steps. To be called on the event loop."""
-        if self._fetching is not None:
-            self._fetching.cancel()
+        self._turn_to(0)
         if self._loaded is not None and not self._loaded.run.checkpoint.weights:
             self.writer.submit(self.disk.remove)
 

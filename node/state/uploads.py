@@ -19,7 +19,7 @@ from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_header, write_model_files
 from dtfm.protos.checkpoint_names import NONCE_BYTES, bucket_file
-from dtfm.protos.control_pb2 import NodeMessage, Part, Upload, Uploaded
+from dtfm.protos.control_pb2 import Move, Moved, NodeMessage, Part
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Uploads:
         self._step = 0
         self._changed = Event()  # ends a pause of the thread
 
-    def send(self, loaded: LoadedRun, upload: Upload) -> None:
+    def send(self, loaded: LoadedRun, upload: Move) -> None:
         """Sends the files in the background, after files of the same step that are on their way, and reports each."""
         self._turn_to(upload.step)
         self._thread.submit(self._send, loaded, upload)
@@ -61,7 +61,7 @@ class Uploads:
             self._step = step
             self._changed.set()
 
-    def _send(self, loaded: LoadedRun, upload: Upload) -> None:
+    def _send(self, loaded: LoadedRun, upload: Move) -> None:
         self._changed.clear()
         try:
             for part in upload.parts:
@@ -72,15 +72,18 @@ class Uploads:
                 if part.bucket == 0:
                     write_model_files(upload.folder, loaded.model, loaded.data, run_dtype(loaded.run))
                 sent = self._send_file(loaded, upload, part)
-                self._report(NodeMessage(uploaded=Uploaded(step=upload.step, parts=[sent])))
+                self._tell(Moved(step=upload.step, parts=[sent]))
         except Abandoned:
             log.info("the checkpoint of step %d is no longer wanted", upload.step)
         except Exception as error:
             log.warning("a part of step %d cannot be sent to %s: %s", upload.step, upload.folder, error)
-            problem = sentence_of(error)
-            self._report(NodeMessage(uploaded=Uploaded(step=upload.step, problem=problem)))
+            self._tell(Moved(step=upload.step, problem=sentence_of(error)))
 
-    def _send_file(self, loaded: LoadedRun, upload: Upload, part: Part) -> Part:
+    def _tell(self, moved: Moved) -> None:
+        moved.in_checkpoint = True
+        self._report(NodeMessage(moved=moved))
+
+    def _send_file(self, loaded: LoadedRun, upload: Move, part: Part) -> Part:
         """Returns the part that has arrived."""
         spec, dtype = loaded.model.buckets[part.bucket], run_dtype(loaded.run)
         each, header = spec.size * dtype.itemsize, file_header(spec, dtype)
@@ -107,7 +110,7 @@ class Uploads:
         moments = b"".join(tensor.digest() for tensor in found[2:]) if upload.weights else b""
         return Part(bucket=part.bucket, size_bytes=size, digest=sent.digest(), nonce=nonce, moments=moments)
 
-    def _check_wanted(self, upload: Upload) -> None:
+    def _check_wanted(self, upload: Move) -> None:
         """Raises Abandoned if the coordinator no longer wants the file."""
         if self._step != upload.step:
             raise Abandoned

@@ -42,13 +42,12 @@ from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import (
     Audit,
     Audited,
+    Moved,
     NodeMessage,
     PlanFailed,
-    SnapshotParts,
     StepFailed,
     StepProblem,
     StepReady,
-    Uploaded,
 )
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import KeptRequest
@@ -173,8 +172,8 @@ def meddles(message: NodeMessage) -> Iterator[NodeMessage]:
             yield NodeMessage(plan_failed=PlanFailed(generation=generation, problem="no"))
             yield NodeMessage(step_failed=StepFailed(generation=generation, step=step, problem=StepProblem.NON_FINITE))
             yield NodeMessage(step_ready=StepReady(generation=generation, step=step, state_digest=bytes(32)))
-            yield NodeMessage(snapshot_parts=SnapshotParts(step=step, problem="no room"))
-            yield NodeMessage(uploaded=Uploaded(step=step, problem="no room"))
+            yield NodeMessage(moved=Moved(step=step, problem="no room"))
+            yield NodeMessage(moved=Moved(step=step, problem="no room", in_checkpoint=True))
 
 
 TWISTS: dict[str, Twist] = {

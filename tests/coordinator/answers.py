@@ -112,10 +112,10 @@ def nonce(digest: bytes) -> str:
     return digest.hex()[:32].ljust(32, "0")
 
 
-def snapshot_parts(step: int, files: Mapping[int, tuple[int, bytes]], problem: str = "") -> wire.NodeMessage:
+def stored(step: int, files: Mapping[int, tuple[int, bytes]], problem: str = "") -> wire.NodeMessage:
     """``files``: by bucket, the size in bytes and the digest."""
     parts = [wire.Part(bucket=bucket, size_bytes=size, digest=digest) for bucket, (size, digest) in files.items()]
-    return wire.NodeMessage(snapshot_parts=wire.SnapshotParts(step=step, parts=parts, problem=problem))
+    return wire.NodeMessage(moved=wire.Moved(step=step, parts=parts, problem=problem))
 
 
 def uploaded(
@@ -126,7 +126,7 @@ def uploaded(
         wire.Part(bucket=bucket, size_bytes=size, digest=digest, nonce=nonce(digest), moments=moments)
         for bucket, (size, digest) in files.items()
     ]
-    return wire.NodeMessage(uploaded=wire.Uploaded(step=step, parts=parts, problem=problem))
+    return wire.NodeMessage(moved=wire.Moved(step=step, parts=parts, problem=problem, in_checkpoint=True))
 
 
 def last_busy(plan: Plan) -> str:

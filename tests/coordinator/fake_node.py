@@ -27,7 +27,7 @@ from tests.coordinator.answers import (
     last_busy,
     links,
     nonce,
-    snapshot_parts,
+    stored,
     uploaded,
 )
 from tests.coordinator.script import hello, prepared
@@ -128,8 +128,8 @@ class FakeNode:
                 self._assignment = message.assignment
             case "commit":
                 self._after(message.commit)
-            case "upload":
-                self._write(message.upload)
+            case "move" if message.move.folder:
+                self._write(message.move)
         if (said := answer(self.name, message, self._assignment)) is not None:
             self._say(said)
 
@@ -139,11 +139,11 @@ class FakeNode:
                 bucket: (len(bucket_content(bucket)), _digest(bucket))
                 for bucket in buckets_of(unpack_plan(self._assignment.plan), self.name)
             }
-            self._say(snapshot_parts(commit.step, files))
+            self._say(stored(commit.step, files))
         if commit.evaluate and self.name == last_busy(unpack_plan(self._assignment.plan)):
             self._say(evaluated(commit.generation, commit.step))
 
-    def _write(self, upload: wire.Upload) -> None:
+    def _write(self, upload: wire.Move) -> None:
         folder = Path(urlparse(upload.folder).path)
         folder.mkdir(parents=True, exist_ok=True)
         files = {}

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 
 from dtfm.coordinator.core.audits import COMPARED
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.answers import DIGEST, FILE_DIGEST, evaluated, links, reached, snapshot_parts, uploaded
+from tests.coordinator.answers import DIGEST, FILE_DIGEST, evaluated, links, reached, stored, uploaded
 from tests.coordinator.script import BUCKETS, hello, prepared
 
 DOUBLES = (0.0, 1.0, -1.0, 0.5, 2.0, 5e-324, 1e-9, 1e18, 1e308, 1.7e308, -1.7e308, math.nan, math.inf, -math.inf)
@@ -39,7 +39,7 @@ def hostile(random: Random, generation: int, step: int) -> wire.NodeMessage:
         if "generation" in inner.DESCRIPTOR.fields_by_name:
             inner.generation = generation
         if "step" in inner.DESCRIPTOR.fields_by_name:
-            done = kind in ("evaluated", "applied", "snapshot_parts", "uploaded", "standby_progress")
+            done = kind in ("evaluated", "applied", "moved", "standby_progress")
             inner.step = max(0, step - done)
     return message
 
@@ -63,10 +63,10 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
             return links("d", [peer for peer in peers if peer != "d"])
         case "reached":
             return reached(*peers)
-        case "snapshot_parts":
+        case "moved" if random.random() < 0.5:
             files = dict.fromkeys(range(random.randrange(BUCKETS + 1)), (1, FILE_DIGEST))
-            return snapshot_parts(step - 1, files)
-        case "uploaded":
+            return stored(step - 1, files)
+        case "moved":
             return uploaded(step - 1, {random.randrange(BUCKETS): (1, FILE_DIGEST)}, random.choice(("", "no room")))
         case "evaluated":
             return evaluated(generation, step - 1)

@@ -12,7 +12,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.answers import DIGEST, FILE_DIGEST, links, snapshot_parts, uploaded
+from tests.coordinator.answers import DIGEST, FILE_DIGEST, links, stored, uploaded
 from tests.coordinator.script import BUCKETS, LEASE, World, prepared
 
 NODES = st.sampled_from(["a", "b", "c", "d"])
@@ -32,7 +32,7 @@ def vote(loss: float, samples: int) -> Maker:
 
 
 def part(number: int) -> Maker:
-    return lambda _, s: snapshot_parts(max(0, s - 1), {number: (1, FILE_DIGEST)})
+    return lambda _, s: stored(max(0, s - 1), {number: (1, FILE_DIGEST)})
 
 
 def sent(number: int, problem: str) -> Maker:
@@ -105,8 +105,8 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.evaluate()
         case "report_files" if (snapshot := world.state.safekeeping.snapshot) is not None:
             for node in sorted(world.state.members.sessions):
-                mine = range(*snapshot.writers.get(node, (0, BUCKETS)))
-                world.hear(node, snapshot_parts(snapshot.step, dict.fromkeys(mine, (1, FILE_DIGEST))))
+                mine = snapshot.moves.of(node) or range(BUCKETS)
+                world.hear(node, stored(snapshot.step, dict.fromkeys(mine, (1, FILE_DIGEST))))
         case "save" if ledger.training.plan is not None:
             world.write_checkpoint()
             if world.manifests:

@@ -45,8 +45,8 @@ from tests.coordinator.answers import (
     evaluated,
     last_busy,
     links,
-    snapshot_parts,
     states_of,
+    stored,
     uploaded,
     vote,
 )
@@ -375,22 +375,23 @@ class World:
         plan, step = self.plan_in_force, self.state.ledger.training.step
         for node in nodes or self.plan_in_force.nodes:
             files = dict.fromkeys(buckets_of(plan, node) if not problem else (), (10, FILE_DIGEST))
-            self.hear(node, snapshot_parts(step, files, problem))
+            self.hear(node, stored(step, files, problem))
 
     def send_files(self, *nodes: str, problem: str = "") -> None:
         """Each of the nodes, by default all that should, has sent its files to the checkpoint."""
         upload = self.state.safekeeping.upload
         assert upload is not None
         moments = bytes(64) if self.state.run.checkpoint.weights else b""
-        for node in nodes or sorted(upload.sending):
-            files = dict.fromkeys(sorted(upload.sending[node].buckets) if not problem else (), (10, FILE_DIGEST))
+        sending = {node: sorted(move.buckets) for node, move in sorted(upload.moves.by_node.items()) if move.buckets}
+        for node in nodes or sending:
+            files = dict.fromkeys(sending.get(node, ()) if not problem else (), (10, FILE_DIGEST))
             self.hear(node, uploaded(upload.step, files, problem, moments=moments))
 
     def write_checkpoint(self, problem: str = "") -> None:
         """The state after the last commit is on the nodes' disks, and in the checkpoint's files, or nobody can send them."""
         if self.state.safekeeping.snapshot is not None:
             self.write_snapshot()
-        while (upload := self.state.safekeeping.upload) is not None and upload.sending:
+        while (upload := self.state.safekeeping.upload) is not None and upload.moves.under_way:
             self.send_files(problem=problem)
 
     def save(self) -> None:

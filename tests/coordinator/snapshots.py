@@ -21,9 +21,9 @@ def parts(buckets: Collection[int], size: int = SIZE, digests: Sequence[bytes] =
     return [wire.Part(bucket=bucket, size_bytes=size, digest=digests[bucket]) for bucket in buckets]
 
 
-def claim(step: int, buckets: Collection[int]) -> wire.SnapshotParts:
+def claim(step: int, buckets: Collection[int]) -> wire.Moved:
     """The files of a snapshot that a node finds on its disk when it prepares."""
-    return wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in buckets])
+    return wire.Moved(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in buckets])
 
 
 def report_files(
@@ -31,7 +31,7 @@ def report_files(
 ) -> None:
     """The node reports which of the files that it had to write or to fetch it has."""
     files = parts(buckets, **of_parts)
-    world.hear(node, snapshot_parts=wire.SnapshotParts(step=step, parts=files, problem=problem))
+    world.hear(node, moved=wire.Moved(step=step, parts=files, problem=problem))
 
 
 def report_written(world: World, *nodes: str) -> None:
@@ -56,13 +56,19 @@ def report_full_disk(world: World, step: int, *nodes: str) -> None:
 
 
 def to_fetch(world: World, node: str) -> dict[int, list[str]]:
-    """The parts that the node was last asked to fetch, and from which nodes."""
-    return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep_snapshots").missing}
+    """The parts that the node was asked to fetch since it was last told which snapshots to keep, and from which nodes."""
+    wanted: dict[int, list[str]] = {}
+    for message in world.heard_by(node):
+        if message.HasField("keep"):
+            wanted = {}
+        elif not message.move.folder:
+            wanted |= {part.bucket: list(part.nodes) for part in message.move.parts}
+    return wanted
 
 
 def all_to_fetch(world: World) -> dict[str, dict[int, list[str]]]:
-    """What each node that got a KeepSnapshots was last asked to fetch."""
-    return {node: to_fetch(world, node) for node in world.streams if "keep_snapshots" in world.kinds_to(node)}
+    """What each node fetches that is asked to fetch anything."""
+    return {node: wanted for node in world.streams if (wanted := to_fetch(world, node))}
 
 
 def snapshot_begins(world: World) -> bool:

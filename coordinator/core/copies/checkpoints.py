@@ -11,13 +11,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import disks
+from dtfm.coordinator.core.copies import disks, moving
 from dtfm.coordinator.core.copies.availability import on_disk
 from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.phases import Gathering, Pausing
 from dtfm.coordinator.core.reach.machines import machines_of
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state.copies import Sending, Upload
+from dtfm.coordinator.core.state.copies import Upload
 from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
@@ -62,19 +62,19 @@ def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart
     run = transition.state.run
     upload = Upload(step, run.checkpoints, run.checkpoint.weights, parts)
     transition.set_safekeeping(replace(safekeeping, upload=upload, unfinished=safekeeping.unfinished | {step}))
-    _go_on(transition)
+    _ask(transition)
 
 
-def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -> None:
+def moved(transition: Transition, session: Session, message: wire.Moved) -> None:
     """Files of the node have arrived, or the node could not send the rest."""
     described, upload, node = transition.state.ledger.description, transition.state.safekeeping.upload, session.node
     check_uploaded(message, described.buckets)
-    if upload is None or upload.step != message.step or node not in upload.sending:
+    mine = upload.moves.of(node) if upload is not None and upload.step == message.step else ()
+    if upload is None or not mine:
         transition.log(f"ignored that {node} has sent files of step {message.step}: none is awaited from it")
         return
     has_momentum = transition.state.run.train.outer_momentum > 0
     check_moments(message, 2 + has_momentum if upload.weights else 0)
-    mine = upload.sending[node].buckets
     files = {
         part.bucket: ev.CheckpointFile(part.size_bytes, part.digest.hex(), part.nonce, part.moments.hex())
         for part in message.parts
@@ -84,12 +84,12 @@ def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -
     wrong = [bucket for bucket, part in sent.items() if not upload.weights and part != upload.parts[bucket]]
     files = {bucket: file for bucket, file in files.items() if bucket not in wrong}
     upload = replace(upload, files={**upload.files, **files}, sent_by={**upload.sent_by, **dict.fromkeys(files, node)})
-    left = replace(upload.sending[node], buckets=mine - files.keys())
-    upload = replace(upload, sending={**upload.sending, node: left})
-    _set(transition, upload.without(node) if not left.buckets else upload)
+    moves = moving.arrived(upload.moves, node, files)
     if message.problem or wrong:
-        _fail(transition, node, f"{node}: {shorten(message.problem) or 'it has sent another file than it has on disk'}")
-    _go_on(transition)
+        problem = shorten(message.problem) or "it has sent another file than it has on disk"
+        moves = moving.failed(moves, node, f"{node}: {problem}")
+    _set(transition, replace(upload, moves=moves))
+    _ask(transition)
 
 
 def manifest_done(transition: Transition, done: ManifestDone) -> None:
@@ -100,12 +100,13 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     upload = replace(upload, finishing=False)
     if done.problem:
         files = {bucket: file for bucket, file in upload.files.items() if bucket != done.bucket}
-        _set(transition, replace(upload, files=files))
         if done.bucket is None:
+            _set(transition, replace(upload, files=files))
             _wait(transition, done.problem)
         else:
-            _fail(transition, upload.sent_by[done.bucket], done.problem)
-            _go_on(transition)
+            moves = moving.failed(upload.moves, upload.sent_by[done.bucket], done.problem)
+            _set(transition, replace(upload, files=files, moves=moves))
+            _ask(transition)
         return
     _end(transition, is_whole=True)
     folder = step_folder(upload.place, done.step)
@@ -114,39 +115,32 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     disks.tidy(transition)
 
 
-def node_left(transition: Transition, node: str) -> None:
-    """Other nodes send the buckets that this node was to send."""
-    if (upload := transition.state.safekeeping.upload) is not None and node in upload.sending:
-        _set(transition, upload.without(node))
-        _go_on(transition)
-
-
-def end_overdue(transition: Transition) -> None:
-    """Other nodes send the buckets of a late node. After a failure, missing files are tried again when that is due."""
-    if (upload := transition.state.safekeeping.upload) is None:
+def go_on(transition: Transition) -> None:
+    """The rule: other nodes send the buckets of nodes that are late or have left. After a failure, missing files are tried again
+    when that is due."""
+    state, upload = transition.state, transition.state.safekeeping.upload
+    if upload is None or state.stopped:
         return
-    late = [node for node, sending in upload.sending.items() if transition.now > sending.due]
-    for node in late:
-        _fail(transition, node, f"{node} has not sent its part in time")
+    moves = moving.followed(upload.moves, state.members.sessions, transition.now)
     again = upload.again is not None and transition.now >= upload.again
-    if again and upload.place != transition.state.run.checkpoints:
+    if again and upload.place != state.run.checkpoints:
         _end(transition)
         begin(transition, upload.step, upload.parts)
-        return
-    if again and transition.state.is_closing and upload.attempts >= MOST_ATTEMPTS:
-        give_up(transition, upload.problem)  # the files may be damaged: the state is written again (step/pause.py)
-        return
-    if again:
-        _set(transition, replace(transition.state.safekeeping.upload or upload, failed=frozenset(), again=None))
-    if late or again:
-        _go_on(transition)
+    elif again and state.is_closing and upload.attempts >= MOST_ATTEMPTS:
+        give_up(transition, moves.problem)  # the files may be damaged: the state is written again (step/pause.py)
+    elif again:
+        _set(transition, replace(upload, moves=replace(moves, failed=frozenset()), again=None))
+        _ask(transition)
+    elif moves != upload.moves:
+        _set(transition, replace(upload, moves=moves))
+        _ask(transition)
 
 
 def is_needed(state: State, node: str) -> bool:
     """Whether a checkpoint needs this node: the node writes for it, or no other connected node has a missing file on disk. While
     the run trains, no node is kept for storage in trouble: there will be another checkpoint."""
     tally, upload = state.safekeeping.snapshot, state.safekeeping.upload
-    if tally is not None and tally.checkpoint and node in tally.writers:
+    if tally is not None and tally.checkpoint and tally.moves.of(node):
         return True
     if upload is None or (upload.is_in_trouble and not state.is_closing):
         return False
@@ -161,10 +155,8 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
         state.stopped
         or upload is None
         or (upload.step, upload.place) != (step, state.run.own_folder)
-        or node not in upload.sending
+        or (bucket or 0) not in upload.moves.of(node)
     ):
-        return 0
-    if (bucket or 0) not in upload.sending[node].buckets:
         return 0
     if bucket is None:  # a file of the model: the sender of the first bucket writes it
         of_adapter = file == _ADAPTER_CONFIG and state.run.adapter is not None
@@ -187,7 +179,7 @@ def give_up(transition: Transition, reason: str) -> None:
         failed(transition, upload.step, reason)
 
 
-def moved(transition: Transition) -> None:
+def place_changed(transition: Transition) -> None:
     """The run has another place for checkpoints. A checkpoint that failed at the old place is tried there."""
     safekeeping, upload = transition.state.safekeeping, transition.state.safekeeping.upload
     transition.set_safekeeping(replace(safekeeping, next_checkpoint=-math.inf))
@@ -210,7 +202,7 @@ def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
     )
 
 
-def _go_on(transition: Transition) -> None:
+def _ask(transition: Transition) -> None:
     """Has each missing bucket sent by one of the nodes that have it: the one with the least to send. When all buckets have
     arrived, has the manifest written."""
     state, upload = transition.state, transition.state.safekeeping.upload
@@ -224,25 +216,26 @@ def _go_on(transition: Transition) -> None:
         gathered = gathering_folder(upload.place, upload.step, state.ledger.run_id)
         transition.commands.append(WriteManifest(upload.step, folder, gathered, files))
         return
-    missing = upload.missing - upload.on_the_way
+    missing = upload.missing - upload.moves.under_way
     holders = on_disk(state, upload.step, missing)
-    load = {node: sum(upload.parts[b].size_bytes for b in sending.buckets) for node, sending in upload.sending.items()}
+    load = {node: sum(upload.parts[b].size_bytes for b in move.buckets) for node, move in upload.moves.by_node.items()}
     chosen: dict[str, list[int]] = {}
     for bucket, nodes in holders.items():
-        if able := [node for node in nodes if node not in upload.failed]:
+        if able := [node for node in nodes if node not in upload.moves.failed]:
             node = min(able, key=lambda n: (load.get(n, 0), n))
             load[node] = load.get(node, 0) + upload.parts[bucket].size_bytes
             chosen.setdefault(node, []).append(bucket)
     for node, buckets in chosen.items():
         upload = _send(transition, upload, node, buckets, load[node])
     _set(transition, upload)
-    if upload.sending:
+    if upload.moves.under_way:
         return
+    problem = upload.moves.problem
     if missing - holders.keys() and upload.attempts >= MOST_ATTEMPTS:
-        give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is no longer on any disk")
+        give_up(transition, problem or f"bucket {min(missing - holders.keys())} is no longer on any disk")
         disks.tidy(transition)
     else:
-        _wait(transition, upload.problem or f"bucket {min(missing)} is on no disk that is here")
+        _wait(transition, problem or f"bucket {min(missing)} is on no disk that is here")
 
 
 def _send(transition: Transition, upload: Upload, node: str, buckets: Collection[int], size: float) -> Upload:
@@ -254,26 +247,17 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     share = line / next(beside, 1)  # other nodes of its machine may be sending, too
     idle = isinstance(state.phase, Pausing | Gathering)
     rate = 0.0 if idle else max(LINE_FRACTION * share, LEAST_BANDWIDTH)
-    message = wire.Upload(
+    message = wire.Move(
         step=upload.step,
         folder=state.run.as_nodes_reach(gathering_folder(upload.place, upload.step, state.ledger.run_id)),
         parts=[part_message(bucket, upload.parts[bucket], ()) for bucket in buckets],
         weights=upload.weights,
         bytes_per_second=rate,
     )
-    transition.send([node], wire.CoordinatorMessage(upload=message))
-    before = upload.sending[node].buckets if node in upload.sending else frozenset[int]()
+    transition.send([node], wire.CoordinatorMessage(move=message))
     seconds = size / (rate or max(share, LEAST_BANDWIDTH))
     due = transition.now + max(state.patience, PATIENCE_FACTOR * seconds) * 2 ** min(upload.attempts, 8)
-    return replace(upload, sending={**upload.sending, node: Sending(before.union(buckets), due)})
-
-
-def _fail(transition: Transition, node: str, problem: str) -> None:
-    """The node sends nothing until the failed files are tried again."""
-    upload = transition.state.safekeeping.upload
-    assert upload is not None
-    transition.log(f"part of the checkpoint of step {upload.step} has not come: {problem}")
-    _set(transition, replace(upload.without(node), failed=upload.failed | {node}, problem=problem))
+    return replace(upload, moves=moving.begun(upload.moves, state.members.sessions[node], buckets, due))
 
 
 def _wait(transition: Transition, problem: str) -> None:
@@ -293,4 +277,7 @@ def _end(transition: Transition, *, is_whole: bool = False) -> None:
 
 
 def _set(transition: Transition, upload: Upload) -> None:
+    before = transition.state.safekeeping.upload
+    if before is not None and upload.moves.failed - before.moves.failed:
+        transition.log(f"part of the checkpoint of step {upload.step} has not come: {upload.moves.problem}")
     transition.set_safekeeping(replace(transition.state.safekeeping, upload=upload))

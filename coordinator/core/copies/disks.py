@@ -21,11 +21,11 @@ ROOM_BYTES = 1 << 30
 """The bytes left free on the coordinator's disk, for the log and for other programs."""
 
 
-def to_keep(state: State) -> wire.KeepSnapshots:
+def to_keep(state: State) -> wire.Keep:
     """The snapshots that every node should keep: the whole ones, the one being written, and the one being sent to a
     checkpoint."""
     under_way = [each.step for each in (state.safekeeping.snapshot, state.safekeeping.upload) if each is not None]
-    return wire.KeepSnapshots(steps=sorted({*state.ledger.copies.on_disks, *under_way}))
+    return wire.Keep(steps=sorted({*state.ledger.copies.on_disks, *under_way}))
 
 
 def tidy(transition: Transition) -> None:
@@ -36,7 +36,7 @@ def tidy(transition: Transition) -> None:
         kept = {step: buckets for step, buckets in session.on_disk.items() if step in keep.steps}
         transition.set_session(replace(session, on_disk=kept))
     have_read = [s.node for s in sessions.values() if s.admission not in (Admission.JOINED, Admission.RELAY)]
-    transition.send(have_read, wire.CoordinatorMessage(keep_snapshots=keep))
+    transition.send(have_read, wire.CoordinatorMessage(keep=keep))
 
 
 def look_for_room(transition: Transition, before: Plan | None) -> None:
@@ -77,4 +77,4 @@ def claimed(transition: Transition, session: Session, message: wire.Prepared) ->
     }
     transition.set_session(replace(session, on_disk=counting, disk_bytes=message.disk_bytes))
     if claims:
-        transition.send([session.node], wire.CoordinatorMessage(keep_snapshots=to_keep(transition.state)))
+        transition.send([session.node], wire.CoordinatorMessage(keep=to_keep(transition.state)))

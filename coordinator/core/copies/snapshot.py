@@ -11,13 +11,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import checkpoints, disks
+from dtfm.coordinator.core.copies import checkpoints, disks, moving
 from dtfm.coordinator.core.copies.availability import donors_at_work, on_disk, parameter_bytes
 from dtfm.coordinator.core.copies.keeping_up import rests_on_one_machine
 from dtfm.coordinator.core.findings import Doubt, contradicting
 from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state.copies import SnapshotTally
+from dtfm.coordinator.core.state.copies import Moves, SnapshotTally
 from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
@@ -72,72 +72,52 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     most_bytes = max(parameter_bytes(transition.state, layers) for layers in writers.values())
     most_bytes *= transition.state.ledger.description.workload.bytes_moved_per_parameter_byte
-    due_by = _due(transition, most_bytes / DISK_BANDWIDTH)
-    tally = SnapshotTally(
-        step, transition.now, writers, due=due_by, heard=transition.now, spread=spread, checkpoint=sends
-    )
+    moves, due, sessions = Moves(), _due(transition, most_bytes / DISK_BANDWIDTH), transition.state.members.sessions
+    for node in sorted(writers.keys() & sessions.keys()):
+        moves = moving.begun(moves, sessions[node], range(*writers[node]), due)
+    tally = SnapshotTally(step, transition.now, heard=transition.now, spread=spread, checkpoint=sends, moves=moves)
     transition.set_safekeeping(replace(kept, snapshot=tally))
     return True
 
 
-def reported(transition: Transition, session: Session, message: wire.SnapshotParts) -> None:
+def moved(transition: Transition, session: Session, message: wire.Moved) -> None:
     """The node has written or fetched its parts of the snapshot under way, or could not."""
     described, node, tally = transition.state.ledger.description, session.node, transition.state.safekeeping.snapshot
     check_parts(message, described.buckets)
-    if tally is None or tally.step != message.step or node not in tally.writers.keys() | tally.fetching.keys():
+    awaited = tally.moves.of(node) if tally is not None and tally.step == message.step else ()
+    if tally is None or not awaited:
         transition.log(f"ignored the parts of a snapshot of step {message.step} from {node}: none is awaited")
         return
     told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex()) for part in message.parts}
-    mine = frozenset(bucket for bucket, part in told.items() if part == tally.parts.get(bucket))
-    if node in tally.writers:
-        check_own_layers(message, tally.writers[node], len(described.workload.layers))
+    if tally.parts:
+        brought = frozenset(bucket for bucket, part in told.items() if part == tally.parts.get(bucket))
+        if brought:
+            on_disk = {**session.on_disk, tally.step: session.on_disk.get(tally.step, frozenset()) | brought}
+            transition.set_session(replace(session, on_disk=on_disk))
+    else:
+        check_own_layers(message, (min(awaited), max(awaited) + 1), len(described.workload.layers))
+        brought = frozenset(told)
         written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
         tally = replace(tally, written={**tally.written, **written})
-    problem = f"{node}: {shorten(message.problem)}" if message.problem else ""
-    if problem:
-        transition.log(f"part of the snapshot of step {message.step} is missing on {problem}")
-    unable = bool(problem) or not tally.fetching.get(node, frozenset()) <= mine
-    tally = replace(
-        _without(tally, node),
-        heard=transition.now,
-        unable=tally.unable | {node} if unable else tally.unable,
-        problem=tally.problem or problem,
-    )
-    _set(transition, tally)
-    if mine:
-        mine |= session.on_disk.get(tally.step, frozenset())
-        transition.set_session(replace(session, on_disk={**session.on_disk, tally.step: mine}))
-    _go_on(transition, tally)
+    moves = moving.arrived(tally.moves, node, brought)
+    if message.problem or not brought:
+        moves = moving.failed(moves, node, f"{node}: {shorten(message.problem) or 'it brings nothing'}")
+    _go_on(transition, _set(transition, replace(tally, heard=transition.now, moves=moves)))
 
 
-def node_left(transition: Transition, node: str) -> None:
-    """Stops waiting for the node to write, fetch or send files, even if the node returns."""
-    if (tally := transition.state.safekeeping.snapshot) is not None:
-        written = {bucket: {n: part for n, part in of.items() if n != node} for bucket, of in tally.written.items()}
-        tally = replace(_without(tally, node), written=written)
-        _set(transition, tally)
-        _go_on(transition, tally)
-    checkpoints.node_left(transition, node)
-
-
-def end_overdue(transition: Transition) -> None:
-    """Stops waiting for nodes that are late, and for nodes that fetch over links that are needed for the state itself. Parts
-    that are on one machine alone then stay there."""
-    tally = transition.state.safekeeping.snapshot
-    if transition.state.stopped:
+def go_on(transition: Transition) -> None:
+    """The rule: stops waiting for nodes that are late or have left, and for nodes that fetch over links that are needed for the
+    state itself. Parts that nobody else can fetch then stay on one machine."""
+    state, tally = transition.state, transition.state.safekeeping.snapshot
+    if tally is None or state.stopped:
         return
-    checkpoints.end_overdue(transition)
-    if tally is None:
-        return
-    if transition.now > tally.due:
-        late = ", ".join(sorted(tally.writers.keys() | tally.fetching.keys()))
-        transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
-        if tally.writers:
-            _go_on(transition, replace(tally, writers={}))
-        else:
-            _end_with_what_there_is(transition, tally)
-    elif not tally.writers and tally.fetching and donors_at_work(transition.state):
+    moves = moving.followed(tally.moves, state.members.sessions, transition.now)
+    if tally.parts and moves.under_way and donors_at_work(state):
         _end_with_what_there_is(transition, tally)
+    elif moves != tally.moves:
+        _go_on(transition, _set(transition, replace(tally, moves=moves)))
+    elif not tally.parts:
+        _go_on(transition, tally)  # a node of the plan may have left before it was asked to write
 
 
 def rolled_back(transition: Transition, before: Collection[int]) -> None:
@@ -182,21 +162,20 @@ def pause_after(seconds: float, lease: float) -> float:
 def _go_on(transition: Transition, tally: SnapshotTally) -> None:
     """When all parts are written, sends them to a checkpoint if that is due, and has nodes fetch the parts that are on one
     machine alone. When these are fetched, the snapshot is whole."""
-    if tally.writers:
-        if not _may_become_whole(transition.state, tally):
-            _give_up(transition, tally, tally.problem or "a node that was to write a part of it has left")
-        return
-    tally = _settle_files(transition, tally)
+    if not tally.parts:
+        if tally.moves.under_way:
+            if not _may_become_whole(transition.state, tally):
+                _give_up(transition, tally, tally.moves.problem or "a node that was to write a part of it has left")
+            return
+        tally = _settle_files(transition, tally)
     if (holders := _all_on_disk(transition.state, tally)) is None:
-        _give_up(transition, tally, tally.problem or "some of it is on no disk")
+        _give_up(transition, tally, tally.moves.problem or "some of it is on no disk")
         return
     if tally.checkpoint:
-        tally = replace(tally, checkpoint=False)
-        _set(transition, tally)
+        tally = _set(transition, replace(tally, checkpoint=False))
         checkpoints.begin(transition, tally.step, tally.parts)
-    state = transition.state
-    fetching, party = dict(tally.fetching), state.ledger.party
-    coming = frozenset().union(*fetching.values())
+    state, moves = transition.state, tally.moves
+    party, coming = state.ledger.party, moves.under_way
     single = {
         bucket: nodes[0]
         for bucket, nodes in holders.items()
@@ -205,15 +184,12 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
     if single and not tally.spread:
         _end_with_what_there_is(transition, tally, spread=False)
         return
-    fetchers = _fetchers(state, tally, single)
-    for node, (buckets, _) in fetchers.items():
-        fetching[node] = fetching.get(node, frozenset()) | buckets
-        to_fetch = _to_fetch(state, tally, holders, fetching[node])
-        transition.send([node], wire.CoordinatorMessage(keep_snapshots=to_fetch))
-    due = max([tally.due, *(_due(transition, seconds) for _, seconds in fetchers.values())])
-    tally = replace(tally, fetching=fetching, due=due)
-    _set(transition, tally)
-    if not fetching:
+    for node, (buckets, seconds) in _fetchers(state, tally, single).items():
+        moves = moving.begun(moves, state.members.sessions[node], buckets, _due(transition, seconds))
+        transition.send([node], wire.CoordinatorMessage(keep=disks.to_keep(state)))  # makes room
+        transition.send([node], wire.CoordinatorMessage(move=_to_fetch(state, tally, holders, buckets)))
+    tally = _set(transition, replace(tally, moves=moves))
+    if not moves.under_way:
         _end_with_what_there_is(transition, tally)
 
 
@@ -222,7 +198,7 @@ def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally
     files differ, the file of most parties counts, if these are more than half. The other files count as on no disk."""
     party, doubts = transition.state.ledger.party, list[Doubt]()
     parts, right = dict(tally.parts), dict[str, set[int]]()  # by node, the buckets whose file from it counts
-    for bucket, files in sorted(tally.written.items()):
+    for bucket, files in sorted(_written(tally).items()):
         if pairs := dissent(transition.state.ledger, files):
             reason = f"their files of bucket {bucket} in the snapshot of step {tally.step} differ"
             doubts += contradicting(Charge.SNAPSHOT, pairs, reason)
@@ -236,8 +212,7 @@ def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally
         if (session := transition.state.members.sessions.get(node)) is not None:
             on_disk = {**session.on_disk, tally.step: session.on_disk.get(tally.step, frozenset()) | buckets}
             transition.set_session(replace(session, on_disk=on_disk))
-    tally = replace(tally, parts=parts, written={})
-    transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
+    tally = _set(transition, replace(tally, parts=parts, written={}))
     if doubts:
         transition.find(tuple(doubts))
     return tally
@@ -245,15 +220,20 @@ def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally
 
 def _may_become_whole(state: State, tally: SnapshotTally) -> bool:
     """Whether every layer's bucket is written, or is being written."""
-    coming = {layer for layers in tally.writers.values() for layer in range(*layers)}
-    written = {bucket for bucket, files in tally.written.items() if files}
-    return coming.union(written).issuperset(range(len(state.ledger.holders)))
+    return tally.moves.under_way.union(_written(tally)).issuperset(range(len(state.ledger.holders)))
+
+
+def _written(tally: SnapshotTally) -> Mapping[int, Mapping[str, ev.SnapshotPart]]:
+    """By bucket and node, the files of the nodes that have stayed."""
+    stayed = tally.moves.by_node.keys()
+    here = {bucket: {n: of[n] for n in of if n in stayed} for bucket, of in tally.written.items()}
+    return {bucket: files for bucket, files in here.items() if files}
 
 
 def _end_with_what_there_is(transition: Transition, tally: SnapshotTally, *, spread: bool = True) -> None:
     """The snapshot is whole if every bucket is on the disk of a connected node. ``spread``: see SnapshotWritten."""
     if (holders := _all_on_disk(transition.state, tally)) is None:
-        _give_up(transition, tally, tally.problem or "some of it is on no disk")
+        _give_up(transition, tally, tally.moves.problem or "some of it is on no disk")
         return
     parts = tuple(tally.parts[bucket] for bucket in sorted(holders))
     by_node: dict[str, list[int]] = {}
@@ -289,18 +269,21 @@ def _put_off(transition: Transition, cost: float = 0.0) -> None:
     transition.set_safekeeping(replace(transition.state.safekeeping, next_spread=transition.now + pause))
 
 
-def _set(transition: Transition, tally: SnapshotTally) -> None:
+def _set(transition: Transition, tally: SnapshotTally) -> SnapshotTally:
+    before = transition.state.safekeeping.snapshot
+    if before is not None and tally.moves.failed - before.moves.failed:
+        transition.log(f"part of the snapshot of step {tally.step} is missing: {tally.moves.problem}")
     transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
+    return tally
 
 
-def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.KeepSnapshots:
-    to_keep = disks.to_keep(state)
-    to_keep.step = tally.step
-    to_keep.missing.extend(part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
-    members = state.ledger.members
-    names = sorted({name for part in to_keep.missing for name in part.nodes})
-    to_keep.peers.extend(wire.Peer(node=name, candidates=members[name].candidates) for name in names)
-    return to_keep
+def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.Move:
+    members, names = state.ledger.members, sorted({name for bucket in buckets for name in holders[bucket]})
+    return wire.Move(
+        step=tally.step,
+        parts=[part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets)],
+        peers=[wire.Peer(node=name, candidates=members[name].candidates) for name in names],
+    )
 
 
 def _fetchers(
@@ -317,7 +300,7 @@ def _fetchers(
         size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
         row = state.ledger.reach.links.get(holder, {})
         elsewhere = [n for n in staying if party(n) != party(holder)]
-        links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.unable}
+        links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.moves.failed}
         seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
         if seconds:
             node = min(seconds, key=lambda n: (seconds[n], n))
@@ -336,13 +319,6 @@ def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
 def _due(transition: Transition, seconds: float) -> float:
     """The deadline for a part that should take ``seconds``."""
     return transition.now + PATIENCE_FACTOR * max(seconds, transition.state.lease)
-
-
-def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
-    """The tally when ``node`` is awaited no longer."""
-    writers = {name: layers for name, layers in tally.writers.items() if name != node}
-    fetching = {name: buckets for name, buckets in tally.fetching.items() if name != node}
-    return replace(tally, writers=writers, fetching=fetching)
 
 
 def _states(ledger: Ledger) -> list[wire.BucketState]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import checkpoints, snapshot
+from dtfm.coordinator.core.copies import checkpoints
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.copies.lost_state import awaited
 from dtfm.coordinator.core.findings import Gone
@@ -42,8 +42,6 @@ def leave(
     ways.left(transition, node, before)
     if plan is not None and node in plan.nodes:
         transition.find(Gone(node, reason))
-    else:
-        snapshot.node_left(transition, node)
 
 
 def part_with(transition: Transition, session: Session, last_word: wire.CoordinatorMessage, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.log.events import CheckpointFile, SnapshotPart
@@ -48,41 +48,58 @@ class Standby:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """What one node brings: to its own disk, or from there to a checkpoint."""
+
+    stream: int
+    """The node's stream when it was asked. If the node comes back on another stream, it is not awaited."""
+    buckets: frozenset[int]
+    """The buckets that have not arrived yet; empty: all have."""
+    due: float
+    """When all of them should have arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """All moves of one snapshot, or of one checkpoint (copies/moving.py)."""
+
+    by_node: Mapping[str, Move] = field(default_factory=dict)
+    """By connected node, what it brings."""
+    failed: frozenset[str] = frozenset()
+    """Nodes that failed. They are not asked again: others bring the rest."""
+    problem: str = ""
+    """The last problem; empty before the first."""
+
+    @property
+    def under_way(self) -> frozenset[int]:
+        """The buckets that are on their way."""
+        return frozenset[int]().union(*(move.buckets for move in self.by_node.values()))
+
+    def of(self, node: str) -> frozenset[int]:
+        """The buckets that are awaited from this node."""
+        return self.by_node[node].buckets if node in self.by_node else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTally:
-    """A snapshot that is being written to disks."""
+    """A snapshot that is being written to disks, and then spread over machines."""
 
     step: int
     """The snapshot has the state after this step."""
     since: float
     """When the snapshot began."""
-    writers: Mapping[str, Layers]
-    """By node that has not reported yet, the layers that it writes to its disk."""
-    due: float
-    """Until when nodes are waited for."""
     heard: float
     """The time of the last report."""
     spread: bool
     """Whether parts on only one machine are copied to another."""
     checkpoint: bool
     """Whether the snapshot goes to a checkpoint when all of it is written."""
+    moves: Moves
+    """What nodes write to their disks. Once ``parts`` are known: what nodes fetch from other disks."""
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
     """By bucket, the file that counts. Empty until all writers have reported."""
     written: Mapping[int, Mapping[str, SnapshotPart]] = field(default_factory=dict)
     """By bucket and node, the file that the node reported."""
-    fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """By node, the buckets that it copies from other disks."""
-    unable: frozenset[str] = frozenset()
-    """Nodes that could not keep a part."""
-    problem: str = ""
-    """Why the first of the ``unable`` could not; empty if all could."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """The buckets that a node sends to a checkpoint, and when all of them should have arrived."""
-
-    buckets: frozenset[int]
-    due: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +114,14 @@ class Upload:
     """Whether the checkpoint gets only weights."""
     parts: Mapping[int, SnapshotPart]
     """By bucket, the snapshot's file on the nodes' disks."""
+    moves: Moves = field(default_factory=Moves)
+    """What nodes send."""
     files: Mapping[int, CheckpointFile] = field(default_factory=dict)
     """By bucket, the file that has arrived."""
     sent_by: Mapping[int, str] = field(default_factory=dict)
     """By bucket that has arrived, its sender."""
-    sending: Mapping[str, Sending] = field(default_factory=dict)
-    """By node, the buckets that are on their way."""
     finishing: bool = False
     """Whether the manifest is being written."""
-    failed: frozenset[str] = frozenset()
-    """Nodes that failed to send. Other nodes send the rest."""
-    problem: str = ""
-    """The last problem; empty before the first."""
     again: float | None = None
     """When the missing files are tried again, as no other node is left; None: nothing waits for that."""
     attempts: int = 0
@@ -120,17 +133,8 @@ class Upload:
         return frozenset(self.parts.keys() - self.files.keys())
 
     @property
-    def on_the_way(self) -> frozenset[int]:
-        """The buckets that nodes are sending."""
-        return frozenset[int]().union(*(sending.buckets for sending in self.sending.values()))
-
-    @property
     def is_in_trouble(self) -> bool:
         return self.again is not None
-
-    def without(self, node: str) -> Upload:
-        """The upload when this node sends nothing."""
-        return replace(self, sending={name: sending for name, sending in self.sending.items() if name != node})
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def awaits(state: State, phase: Pausing) -> str:
 
 def pause_overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. The held-out loss is given up, as whole chains of nodes take
-    part in it; `snapshot.end_overdue` gives up a checkpoint. Nodes that have not confirmed the commit are left out: each
+    part in it; `checkpoints.go_on` gives up a checkpoint. Nodes that have not confirmed the commit are left out: each
     confirms by itself."""
     step = transition.state.ledger.training.step
     waited = f"{phase.deadline - phase.since:.3g} seconds"

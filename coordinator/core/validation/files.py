@@ -11,7 +11,7 @@ from dtfm.protos import control_pb2 as wire
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
-def check_parts(message: wire.SnapshotParts | wire.Uploaded, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
+def check_parts(message: wire.Moved, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
     """Raises Refused for files that do not exist, or come twice."""
     number = len(message.parts)
     require(len({part.bucket for part in message.parts}) == number, "parts", number, "of different buckets")
@@ -22,21 +22,21 @@ def check_parts(message: wire.SnapshotParts | wire.Uploaded, buckets: int, diges
         check_number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
 
 
-def check_uploaded(message: wire.Uploaded, buckets: int) -> None:
+def check_uploaded(message: wire.Moved, buckets: int) -> None:
     """Raises Refused for files that no checkpoint can have."""
     check_parts(message, buckets)
     for part in message.parts:
         require(_NONCE.fullmatch(part.nonce) is not None, "parts.nonce", part.nonce, "32 hexadecimal digits")
 
 
-def check_moments(message: wire.Uploaded, count: int) -> None:
+def check_moments(message: wire.Moved, count: int) -> None:
     """Raises Refused unless each file comes with ``count`` digests, one for each tensor of the state that the file leaves out."""
     size = count * DIGEST_BYTES
     for part in message.parts:
         require(len(part.moments) == size, "parts.moments", part.moments.hex(), f"{size} bytes")
 
 
-def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:
+def check_own_layers(message: wire.Moved, own: tuple[int, int], layers: int) -> None:
     """Raises Refused for parts outside the node's ``own`` layers. Buckets from number ``layers`` on belong to several layers."""
     for part in message.parts:
         its_own = part.bucket >= layers or part.bucket in range(*own)

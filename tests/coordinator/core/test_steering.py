@@ -321,7 +321,7 @@ def test_a_last_checkpoint_that_cannot_be_sent_goes_to_the_place_that_an_operato
     world.write_checkpoint(problem="the storage is full")
     assert isinstance(world.state.phase, Pausing)
     set_key(world, "checkpoint.uri", "file:///elsewhere")
-    assert world.last_to("a", "upload").folder == gathering_folder(
+    assert world.last_to("a", "move").folder == gathering_folder(
         "file:///elsewhere", 1, world.state.ledger.run_id
     )  # at once
     world.save()
@@ -341,7 +341,7 @@ def test_a_checkpoint_under_way_is_finished_where_it_began() -> None:
     assert world.events(ev.CheckpointWritten)[-1].folder == f"{before}/step-00000001"
     world.step()
     world.write_snapshot()
-    assert world.last_to("a", "upload").folder == gathering_folder("file:///elsewhere", 2, world.state.ledger.run_id)
+    assert world.last_to("a", "move").folder == gathering_folder("file:///elsewhere", 2, world.state.ledger.run_id)
 
 
 def test_with_a_shorter_lease_silence_counts_from_when_nodes_are_told_of_it() -> None:

@@ -21,7 +21,7 @@ from dtfm.node.state.snapshot_files import file_header, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
-from dtfm.protos.control_pb2 import NodeMessage, Part, Peer, SnapshotParts, Uploaded
+from dtfm.protos.control_pb2 import Moved, NodeMessage, Part, Peer
 from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.plan_pb2 import Run
 from tests.node.dialling import dialler
@@ -61,8 +61,8 @@ class Node:
         self.name = name
         self.folder = root / name
         self.disk = Disk(self.folder, name)
-        self.reports: asyncio.Queue[SnapshotParts] = asyncio.Queue()
-        self.uploaded: asyncio.Queue[Uploaded] = asyncio.Queue()
+        self.reports: asyncio.Queue[Moved] = asyncio.Queue()
+        self.uploaded: asyncio.Queue[Moved] = asyncio.Queue()
         self.snapshots = self.process()
         self.images = Images(lambda size: self.disk.scratch(size))
         self.given = 0
@@ -80,10 +80,8 @@ class Node:
         loop = asyncio.get_running_loop()
 
         def report(message: NodeMessage) -> None:
-            if message.HasField("uploaded"):
-                loop.call_soon_threadsafe(self.uploaded.put_nowait, message.uploaded)
-            else:
-                loop.call_soon_threadsafe(self.reports.put_nowait, message.snapshot_parts)
+            told = self.uploaded if message.moved.in_checkpoint else self.reports
+            loop.call_soon_threadsafe(told.put_nowait, message.moved)
 
         snapshots = Snapshots(self.disk, report)
         on_disk = snapshots.open(loaded(self.name))

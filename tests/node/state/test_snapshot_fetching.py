@@ -23,7 +23,7 @@ from dtfm.node.state.snapshot_files import SnapshotDamaged
 from dtfm.node.state.state_store import Donation
 from dtfm.node.training.failure import plan_failed
 from dtfm.protos.connection import open_channel
-from dtfm.protos.control_pb2 import KeepSnapshots, Part, Peer
+from dtfm.protos.control_pb2 import Keep, Move, Part, Peer
 from dtfm.protos.identity.credentials import to_peer
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import method
@@ -53,9 +53,9 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Three]:
 async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: Three) -> None:
     a, _, me = nodes
     parts = await a.write()
-    wanted = KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer])
+    wanted = Move(step=STEP, parts=parts, peers=[a.peer])
     for _ in range(2):
-        await me.snapshots.keep(wanted)
+        await me.snapshots.fetch(wanted)
         told = await me.reports.get()
         assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
     assert a.given == sum(map(frames_of, parts))  # the second time nothing is sent
@@ -77,10 +77,10 @@ async def test_what_is_on_its_way_is_not_called_off_by_a_word_about_what_to_keep
         await fetch(*arguments)
 
     monkeypatch.setattr(me.snapshots, "_fetch", held)
-    wanted = KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer])
-    fetching = asyncio.create_task(me.snapshots.keep(wanted))
+    wanted = Move(step=STEP, parts=parts, peers=[a.peer])
+    fetching = asyncio.create_task(me.snapshots.fetch(wanted))
     await begun.wait()
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP]))
+    await me.snapshots.keep(Keep(steps=[STEP]))
     free.set()
     await fetching
     told = await me.reports.get()
@@ -92,8 +92,8 @@ async def test_missing_parts_come_from_others_disks_and_parts_on_this_disk_do_no
 ) -> None:
     a, _, me = nodes
     parts = await a.write()
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts[1:], peers=[a.peer]))
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP]))
+    await me.snapshots.fetch(Move(step=STEP, parts=parts[1:], peers=[a.peer]))
+    await me.snapshots.keep(Keep(steps=[STEP]))
     given = a.given
     assert same(await restore(me, parts, a))
     assert a.given - given == frames_of(parts[0])
@@ -117,7 +117,7 @@ async def test_a_donor_whose_file_is_damaged_is_passed_over(nodes: Three) -> Non
         part.nodes.append("b")
     a.damage(0)
     assert same(await restore(me, parts, a, b))
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer, b.peer]))
+    await me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer, b.peer]))
     assert len((await me.reports.get()).parts) == 2
     assert not [*me.folder.rglob("*.part")]  # of the bytes that came first
 
@@ -209,9 +209,7 @@ async def test_a_part_that_the_model_cannot_have_is_not_asked_for(nodes: Three) 
     parts[1].size_bytes += 2 << 20
     with pytest.raises(SnapshotDamaged, match="the model has no bucket 1 whose file has"):
         await restore(me, parts, a)
-    await me.snapshots.keep(
-        KeepSnapshots(steps=[STEP], step=STEP, missing=[Part(bucket=9, digest=bytes(32), nodes=["a"])], peers=[a.peer])
-    )
+    await me.snapshots.fetch(Move(step=STEP, parts=[Part(bucket=9, digest=bytes(32), nodes=["a"])], peers=[a.peer]))
     assert "the model has no bucket 9" in (await me.reports.get()).problem
     assert a.given == 0
 
@@ -229,7 +227,7 @@ async def test_two_parts_arrive_over_a_link_that_takes_two_leases_for_them(
         part.nodes.append("a")
     with Relay(int(a.address.rpartition(":")[2]), sum(part.size_bytes for part in parts) / 2) as relay:
         a.address = f"127.0.0.1:{relay.port}"
-        await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
+        await me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer]))
         told = await me.reports.get()
     assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
 
@@ -256,16 +254,34 @@ async def test_a_donor_that_waits_while_others_use_the_link_is_not_asked_again(
     assert asked == [1]
 
 
-async def test_a_newer_request_replaces_the_one_before(nodes: Three) -> None:
+async def test_another_request_for_the_same_snapshot_goes_on_beside_the_one_before(nodes: Three) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    me.snapshots.open(loaded("me", SHORT))
+    unreachable = Peer(node="a", candidates=["127.0.0.1:1"])
+    first = asyncio.create_task(me.snapshots.fetch(Move(step=STEP, parts=parts[:1], peers=[unreachable])))
+    await asyncio.sleep(0)
+    await me.snapshots.fetch(Move(step=STEP, parts=parts[1:], peers=[a.peer]))
+    assert [part.bucket for part in (await me.reports.get()).parts] == [1]
+    await first
+    told = await me.reports.get()
+    assert (list(told.parts), bool(told.problem)) == ([], True)
+
+
+@pytest.mark.parametrize("newer", [True, False])
+async def test_a_fetch_ends_without_a_word_when_another_snapshot_is_fetched_or_its_own_is_not_kept(
+    nodes: Three, newer: bool
+) -> None:
     a, _, me = nodes
     parts = await a.write()
     unreachable = Peer(node="a", candidates=["127.0.0.1:1"])
-    first = asyncio.create_task(
-        me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[unreachable]))
-    )
+    first = asyncio.create_task(me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[unreachable])))
     await asyncio.sleep(0)
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
-    assert {part.bucket for part in (await me.reports.get()).parts} == {0, 1}
+    if newer:
+        await me.snapshots.fetch(Move(step=STEP + 1, parts=await a.write(STEP + 1), peers=[a.peer]))
+        assert (await me.reports.get()).step == STEP + 1
+    else:
+        await me.snapshots.keep(Keep(steps=[STEP + 1]))
     with pytest.raises(asyncio.CancelledError):
         await first
     assert me.reports.empty()
@@ -279,7 +295,7 @@ async def test_a_part_that_cannot_be_kept_leaves_nothing_behind(nodes: Three, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(NewFile, "finish", full)
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
+    await me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer]))
     assert "No space left" in (await me.reports.get()).problem
     assert [file for file in me.folder.rglob("*") if file.is_file()] == []
 
@@ -315,7 +331,7 @@ async def test_a_file_that_is_fetched_is_in_memory_a_piece_at_a_time(nodes: Thre
     me.snapshots.open(loaded("me", RUN, specs))
     tracemalloc.start()
     try:
-        await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=[part], peers=[a.peer]))
+        await me.snapshots.fetch(Move(step=STEP, parts=[part], peers=[a.peer]))
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

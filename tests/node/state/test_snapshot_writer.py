@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.state import disk, images
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_name
-from dtfm.protos.control_pb2 import KeepSnapshots, SnapshotParts
+from dtfm.protos.control_pb2 import Keep, Move, Moved
 from dtfm.protos.plan_pb2 import Run
 from tests.node.state.snapshot_nodes import (
     RUN,
@@ -95,7 +95,7 @@ async def test_only_the_snapshots_that_the_coordinator_wants_stay_on_disk(nodes:
     a, _, _ = nodes
     for step in (1, 2, 3):
         await a.write(step)
-    await a.snapshots.keep(KeepSnapshots(steps=[2, 3, 4]))
+    await a.snapshots.keep(Keep(steps=[2, 3, 4]))
     assert a.contents == {2: [0, 1], 3: [0, 1]}
 
 
@@ -137,13 +137,13 @@ async def test_a_disk_without_room_is_not_filled(nodes: Three, monkeypatch: pyte
     monkeypatch.setattr(disk, "FREE_SPACE_FRACTION", 1e-12)
     me.begin_write()
     assert "bytes free" in (await me.reports.get()).problem
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
+    await me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer]))
     told = await me.reports.get()
     assert ("bytes free" in told.problem, list(told.parts)) == (True, [])
     assert same(await restore(me, parts, a))  # it can use what it cannot keep
 
 
-async def held_up(node: Node) -> SnapshotParts:
+async def held_up(node: Node) -> Moved:
     """What is said of a snapshot that is not begun when the state changes."""
     go_on, live = threading.Event(), buckets()
     node.snapshots.writer.submit(go_on.wait)
@@ -262,9 +262,9 @@ async def test_any_error_in_keeping_a_snapshot_is_told(nodes: Three, monkeypatch
     a, _, me = nodes
     parts = await a.write()
 
-    def keep(steps: Iterable[int]) -> None:
+    def has(*_: object) -> bool:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(me.disk, "keep", keep)
-    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
+    monkeypatch.setattr(me.disk, "has", has)
+    await me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer]))
     assert (await me.reports.get()).problem == "PermissionError: read-only"

@@ -29,7 +29,7 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_header, file_name
 from dtfm.node.state.uploads import PIECE_BYTES, Uploads
 from dtfm.protos.checkpoint_names import bucket_file, marker_file
-from dtfm.protos.control_pb2 import KeepSnapshots, NodeMessage, Part, Upload, Uploaded
+from dtfm.protos.control_pb2 import Keep, Move, Moved, NodeMessage, Part
 from dtfm.protos.plan_pb2 import Run
 from tests.node.state.snapshot_nodes import RUN, STEP, Node, buckets, content_of, get, loaded, put
 
@@ -59,11 +59,11 @@ def upload(
         place.parent.mkdir(parents=True, exist_ok=True)
         (place.parent / marker_file(RUN.id)).touch()
     folder = place.as_uri() if isinstance(place, Path) else place
-    wanted = Upload(step=step, folder=folder, parts=parts, weights=weights, bytes_per_second=rate)
+    wanted = Move(step=step, folder=folder, parts=parts, weights=weights, bytes_per_second=rate)
     node.snapshots.upload(wanted)
 
 
-async def told(node: Node) -> Uploaded:
+async def told(node: Node) -> Moved:
     return await asyncio.wait_for(node.uploaded.get(), 10)
 
 
@@ -170,9 +170,9 @@ def test_files_arrive_whole_whatever_the_pieces_in_which_they_are_read_and_sent(
             put(on_disk, STEP, bucket.spec.index, content_of(bucket))
             parts.append(Part(bucket=bucket.spec.index, digest=blake3(content_of(bucket)).digest()))
         sending = Uploads(on_disk, reports.put)
-        wanted = Upload(step=STEP, folder=folder, parts=parts, weights=weights)
+        wanted = Move(step=STEP, folder=folder, parts=parts, weights=weights)
         sending.send(loaded("a", run, SMALL), wanted)
-        sent = [part for _ in SMALL for part in reports.get(timeout=10).uploaded.parts]
+        sent = [part for _ in SMALL for part in reports.get(timeout=10).moved.parts]
         sending.close()
     found = contents(folder)
     for bucket, part in zip(live, sent, strict=True):
@@ -375,7 +375,7 @@ async def test_an_upload_of_a_newer_step_takes_the_place_of_those_before_and_the
 ) -> None:
     older = await begun(node, place / "older", held)
     upload(node, place / "older", older[1:])
-    await node.snapshots.keep(KeepSnapshots(steps=[STEP]))
+    await node.snapshots.keep(Keep(steps=[STEP]))
     newer = await node.write(STEP + 1, seed=1)
     upload(node, place / "newer", newer, step=STEP + 1)
     held.go_on.set()
@@ -391,7 +391,7 @@ async def test_an_upload_goes_on_while_the_coordinator_wants_snapshots_of_its_st
 ) -> None:
     parts = await begun(node, place, held)
     upload(node, place, parts[1:])
-    await node.snapshots.keep(KeepSnapshots(steps=[1, STEP]))
+    await node.snapshots.keep(Keep(steps=[1, STEP]))
     held.go_on.set()
     await arrived(node, 2)
     assert len(files_of_buckets(place)) == 2
@@ -401,7 +401,7 @@ async def test_an_upload_ends_without_a_word_when_the_coordinator_does_not_want_
     node: Node, place: Path, held: Held
 ) -> None:
     await begun(node, place, held)
-    await node.snapshots.keep(KeepSnapshots(steps=[1]))
+    await node.snapshots.keep(Keep(steps=[1]))
     held.go_on.set()
     assert await asyncio.to_thread(held.ended.wait, 10)
     assert files_of_buckets(place) == []
@@ -415,7 +415,7 @@ async def test_an_upload_that_is_not_wanted_any_more_before_its_turn_writes_and_
     older = await begun(node, place / "begun", held)
     upload(node, place / "waiting", older)
     newer = await node.write(STEP + 1)
-    await node.snapshots.keep(KeepSnapshots(steps=[STEP + 1]))
+    await node.snapshots.keep(Keep(steps=[STEP + 1]))
     upload(node, place / "newer", newer, step=STEP + 1)
     held.go_on.set()
     messages = [await told(node) for _ in newer]

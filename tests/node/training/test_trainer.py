@@ -481,10 +481,10 @@ async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(node: 
     assert (await node.reports.get()).step_ready.step == 1
     node.trainer.conclude(Commit(generation=1, step=1, clips=UNCLIPPED, snapshot=True))
     told: dict[str, NodeMessage] = {}
-    while told.keys() != {"snapshot_parts", "step_ready"}:  # the next step goes on beside it
+    while told.keys() != {"moved", "step_ready"}:  # the next step goes on beside it
         message = await node.reports.get()
         told[message.WhichOneof("message") or ""] = message
-    parts = told["snapshot_parts"].snapshot_parts
+    parts = told["moved"].moved
     assert (parts.step, parts.problem) == (1, "")
     held = node.equipment.store.held.buckets
     assert sorted(part.bucket for part in parts.parts) == sorted(held)

@@ -35,7 +35,7 @@ def to_send(world: World) -> dict[str, list[int]]:
     """By node, the buckets that it is sending."""
     upload = world.state.safekeeping.upload
     assert upload is not None
-    return {node: sorted(sending.buckets) for node, sending in sorted(upload.sending.items())}
+    return {node: sorted(move.buckets) for node, move in sorted(upload.moves.by_node.items()) if move.buckets}
 
 
 def refused(world: World, node: str) -> str:
@@ -50,7 +50,7 @@ def test_once_all_have_written_each_bucket_is_sent_by_one_node_that_has_it() -> 
     assert world.state.safekeeping.upload is None
     world.write_snapshot("c")
     assert to_send(world) == {"a": [0], "b": [1], "c": [2, 3]}
-    message = world.last_to("b", "upload")
+    message = world.last_to("b", "move")
     assert (message.step, message.folder, message.weights) == (2, "memory://checkpoints/step-00000002", False)
     assert [(part.bucket, part.size_bytes, part.digest) for part in message.parts] == [(1, 10, FILE_DIGEST)]
 
@@ -73,7 +73,7 @@ def test_it_is_whole_when_all_files_have_come_and_the_manifest_is_written() -> N
 def test_training_goes_on_meanwhile_and_may_use_part_of_the_line() -> None:
     world = checkpoint_under_way()
     assert isinstance(world.state.phase, Stepping)
-    assert world.last_to("a", "upload").bytes_per_second == LINE_FRACTION * 1e9
+    assert world.last_to("a", "move").bytes_per_second == LINE_FRACTION * 1e9
     world.step()
 
 
@@ -87,7 +87,7 @@ def test_nodes_of_one_machine_share_the_part_of_its_line_for_a_checkpoint() -> N
     world.step()
     world.step()
     world.write_snapshot()
-    rates = {node: world.last_to(node, "upload").bytes_per_second for node in to_send(world)}
+    rates = {node: world.last_to(node, "move").bytes_per_second for node in to_send(world)}
     assert rates == {"a": LINE_FRACTION * 1e9 / 2, "b": LINE_FRACTION * 1e9 / 2, "c": LINE_FRACTION * 1e9}
 
 
@@ -98,14 +98,14 @@ def test_a_node_without_measured_links_is_not_slowed_down_to_nothing() -> None:
     unknown = replace(world.state.ledger.reach, links={})
     world.state = replace(world.state, ledger=replace(world.state.ledger, reach=unknown))
     world.write_snapshot()
-    assert world.last_to("a", "upload").bytes_per_second == LEAST_BANDWIDTH
+    assert world.last_to("a", "move").bytes_per_second == LEAST_BANDWIDTH
 
 
 def test_after_the_last_step_it_may_use_the_whole_line() -> None:
     world = training(train={"steps": 1})
     world.step()
     world.write_snapshot()
-    assert world.last_to("a", "upload").bytes_per_second == 0
+    assert world.last_to("a", "move").bytes_per_second == 0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_a_node_does_not_send_is_sent_by_another_that_has_it(fails: Callabl
     world = checkpoint_under_way("a", "b", "c")
     fails(world)
     assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
-    assert [part.bucket for part in world.last_to("b", "upload").parts] == [0]
+    assert [part.bucket for part in world.last_to("b", "move").parts] == [0]
     assert world.events(ev.CheckpointFailed) == []
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_file_of_the_last_snapshot_is_written_again() -> None:
     world.apply()
     world.write_snapshot()
     for _ in range(6):
-        while (upload := world.state.safekeeping.upload) is not None and upload.sending:
+        while (upload := world.state.safekeeping.upload) is not None and upload.moves.under_way:
             world.send_files(problem="bucket 0 is damaged")
         if isinstance(world.state.phase, Switching):
             break
@@ -242,7 +242,7 @@ def test_a_run_with_weights_alone_is_over_once_its_state_is_on_two_disks_as_well
     assert world.exit_code is None
     for node, fetched in (("a", [2, 3]), ("b", [0, 1])):
         parts = [wire.Part(bucket=bucket, size_bytes=10, digest=FILE_DIGEST) for bucket in fetched]
-        world.hear(node, snapshot_parts=wire.SnapshotParts(step=1, parts=parts))
+        world.hear(node, moved=wire.Moved(step=1, parts=parts))
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 4),), "b": ((0, 4),)}
     assert world.exit_code == 0
 
@@ -269,7 +269,9 @@ def test_training_does_not_go_back_to_weights_alone_which_stay() -> None:
         (uploaded(2, {1: (1 << 51, FILE_DIGEST)}), "parts.size_bytes"),
         (uploaded(2, {1: (1, FILE_DIGEST)}, moments=bytes(64)), "parts.moments"),
         (
-            wire.NodeMessage(uploaded=wire.Uploaded(step=2, parts=[wire.Part(digest=FILE_DIGEST, nonce="../x")])),
+            wire.NodeMessage(
+                moved=wire.Moved(step=2, parts=[wire.Part(digest=FILE_DIGEST, nonce="../x")], in_checkpoint=True)
+            ),
             "nonce",
         ),
     ],
@@ -304,7 +306,7 @@ def test_the_snapshot_behind_a_checkpoint_stays_on_disks_beside_the_last_one_tha
     world.step()
     world.write_checkpoint()
     assert [(event.step, event.spread) for event in world.events(ev.SnapshotWritten)] == [(3, True), (6, False)]
-    assert list(world.last_to("a", "keep_snapshots").steps) == [3, 6]
+    assert list(world.last_to("a", "keep").steps) == [3, 6]
     for node in "ab":
         world.lose(node)
     for incarnation, (node, half) in enumerate((("a", [0, 1]), ("b", [2, 3])), 2):

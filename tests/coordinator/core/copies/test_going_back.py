@@ -58,7 +58,7 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
     world.lose("a")
     assert world.events(ev.RolledBack) == []  # the run needs two nodes
     world.prepare("a", prepared(on_disk=[claim(step, (0, 1)) for step in (1, 2)]), incarnation=2)
-    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(steps=[2])
+    assert world.last_to("a", "keep") == wire.Keep(steps=[2])
     world.hear("a", links("a", ["b"]))
     world.wait(LEASE / 2, beating="ab")
     assert world.events(ev.RolledBack)[-1].step == 2
@@ -93,7 +93,7 @@ def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snap
         world.wait(5 * LEASE, beating="b")
         world.fail_plan("b")
     assert world.exit_code == 1
-    assert world.last_to("b", "keep_snapshots").steps == [3]
+    assert world.last_to("b", "keep").steps == [3]
     assert fold(
         [ev.RunResumed("why", dict(world.start.run), dict(world.start.run))], world.refolded()
     ).copies.on_disks.keys() == {3}

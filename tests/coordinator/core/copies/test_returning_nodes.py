@@ -60,7 +60,7 @@ def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
     for incarnation, node in enumerate("abc", 2):
         assert world.events(ev.RolledBack) == []
         world.prepare(node, prepared(on_disk=[claim(written.step, sorted(disks[node]))]), incarnation=incarnation)
-        assert world.last_to(node, "keep_snapshots").steps == [written.step]
+        assert world.last_to(node, "keep").steps == [written.step]
         world.report_links(node)
         world.wait(LEASE / 10, beating=world.state.members.sessions)
     assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [written.step])

@@ -43,13 +43,13 @@ def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_anot
     world.step()
     assert snapshot_begins(world)
     report_written(world, "a")
-    assert "keep_snapshots" not in world.kinds_to("b")
+    assert "move" not in world.kinds_to("b")
     world.step()  # no commit waits for the snapshot
     report_files(world, "b", 2, [2, 3])
     assert (to_fetch(world, "a"), to_fetch(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
-    order = world.last_to("a", "keep_snapshots")
-    assert (list(order.steps), order.step, [peer.node for peer in order.peers]) == ([2], 2, ["b"])
-    assert [(part.size_bytes, part.digest) for part in order.missing] == [(SIZE, DIGESTS[2]), (SIZE, DIGESTS[3])]
+    order, kept = world.last_to("a", "move"), world.last_to("a", "keep")
+    assert (list(kept.steps), order.step, order.folder, [peer.node for peer in order.peers]) == ([2], 2, "", ["b"])
+    assert [(part.size_bytes, part.digest) for part in order.parts] == [(SIZE, DIGESTS[2]), (SIZE, DIGESTS[3])]
     world.now += 1.5
     report_files(world, "a", 2, [2, 3])
     assert world.events(ev.SnapshotWritten) == []
@@ -57,7 +57,7 @@ def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_anot
     (event,) = world.events(ev.SnapshotWritten)
     assert (event.step, event.holders, event.seconds) == (2, {"a": ((0, 4),), "b": ((0, 4),)}, 1.5)
     assert [part.digest for part in event.parts] == [digest.hex() for digest in DIGESTS]
-    assert [world.last_to(node, "keep_snapshots") for node in "ab"] == [wire.KeepSnapshots(steps=[2])] * 2
+    assert [world.last_to(node, "keep") for node in "ab"] == [wire.Keep(steps=[2])] * 2
     assert world.refolded() == world.state.ledger
 
 
@@ -217,9 +217,9 @@ def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
     world.step()
     assert snapshot_begins(world)
     report_written(world, "a", "b")
-    assert world.last_to("a", "keep_snapshots").steps == [3, 6]
+    assert world.last_to("a", "keep").steps == [3, 6]
     report_fetched(world, 6)
-    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(steps=[6])
+    assert world.last_to("a", "keep") == wire.Keep(steps=[6])
 
 
 def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
@@ -305,19 +305,19 @@ def test_of_two_replicas_that_wrote_different_files_neither_counts_and_they_are_
 @pytest.mark.parametrize(
     ("reported", "words"),
     [
-        (wire.SnapshotParts(step=2, parts=parts([1]) * 2), "parts is 2"),
-        (wire.SnapshotParts(step=2, parts=[wire.Part(bucket=BUCKETS, digest=DIGESTS[0])]), "parts.bucket"),
-        (wire.SnapshotParts(step=2, parts=[wire.Part(bucket=1, digest=b"short")]), "parts.digest"),
+        (wire.Moved(step=2, parts=parts([1]) * 2), "parts is 2"),
+        (wire.Moved(step=2, parts=[wire.Part(bucket=BUCKETS, digest=DIGESTS[0])]), "parts.bucket"),
+        (wire.Moved(step=2, parts=[wire.Part(bucket=1, digest=b"short")]), "parts.digest"),
         (
-            wire.SnapshotParts(step=2, parts=[wire.Part(bucket=1, digest=DIGESTS[1], size_bytes=1 << 60)]),
+            wire.Moved(step=2, parts=[wire.Part(bucket=1, digest=DIGESTS[1], size_bytes=1 << 60)]),
             "parts.size_bytes",
         ),
     ],
 )
-def test_impossible_snapshot_files_are_refused(reported: wire.SnapshotParts, words: str) -> None:
+def test_impossible_snapshot_files_are_refused(reported: wire.Moved, words: str) -> None:
     world = snapshot_due("a", "b")
     world.step()
-    world.hear("a", snapshot_parts=reported)
+    world.hear("a", moved=reported)
     assert words in world.last_to("a", "refusal").sentence
 
 
@@ -330,7 +330,7 @@ def test_a_writer_may_report_only_its_own_layers() -> None:
 
 def test_claims_of_snapshots_of_too_many_steps_are_refused() -> None:
     world = snapshot_due("a", "b")
-    world.prepare("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
+    world.prepare("c", prepared(on_disk=[wire.Moved(step=step) for step in range(5)]))
     assert "on_disk is 5" in world.last_to("c", "refusal").sentence
 
 
@@ -345,7 +345,7 @@ def test_files_that_were_not_asked_for_are_ignored() -> None:
     assert world.state.members.sessions["a"].on_disk == {2: frozenset({0, 1})}
 
 
-def prepare_with(world: World, node: str, on_disk: wire.SnapshotParts) -> None:
+def prepare_with(world: World, node: str, on_disk: wire.Moved) -> None:
     """The node has this on its disk, and has still to measure its links."""
     world.prepare(node, prepared(on_disk=[on_disk]), incarnation=3)
     assert world.heard_by(node)[-1].WhichOneof("message") == "probe"
@@ -358,7 +358,7 @@ def test_a_node_that_still_measures_its_links_is_told_what_to_keep_too() -> None
     world.step()
     report_written(world, "a", "b")
     report_fetched(world, 6)
-    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(steps=[6])
+    assert world.last_to("c", "keep") == wire.Keep(steps=[6])
     assert world.state.members.sessions["c"].on_disk == {}
 
 
@@ -367,6 +367,6 @@ def test_files_without_digests_do_not_count_for_a_snapshot_under_way() -> None:
     world.step()
     report_written(world, "a")
     prepare_with(world, "c", claim(2, range(BUCKETS)))
-    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(steps=[2])
+    assert world.last_to("c", "keep") == wire.Keep(steps=[2])
     report_written(world, "b")
     assert (to_fetch(world, "a"), to_fetch(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})

@@ -23,12 +23,12 @@ NODES = ("a", "b", "c")
 @dataclass
 class Node:
     """``disk`` has the digest of each file, by step and bucket; ``read`` is the number of messages that the node has read;
-    ``order`` says what it has to write or to fetch, ``uploads`` what it has to send to checkpoints."""
+    ``orders`` say what it has to write or to fetch, ``uploads`` what it has to send to checkpoints."""
 
     disk: dict[int, dict[int, bytes]] = field(default_factory=dict)
     read: int = 0
-    order: wire.KeepSnapshots | None = None
-    uploads: list[wire.Upload] = field(default_factory=list)
+    orders: list[wire.Move] = field(default_factory=list)
+    uploads: list[wire.Move] = field(default_factory=list)
 
 
 class Machines:
@@ -48,9 +48,9 @@ class Machines:
         """The node joins as a new process with the same disk; it has still to measure its links."""
         world, node = self.world, self.nodes[name]
         self.incarnation += 1
-        node.read, node.order, node.uploads = 0, None, []
+        node.read, node.orders, node.uploads = 0, [], []
         claims = [
-            wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket) for bucket in sorted(buckets)])
+            wire.Moved(step=step, parts=[wire.Part(bucket=bucket) for bucket in sorted(buckets)])
             for step, buckets in sorted(node.disk.items())
         ]
         world.prepare(name, prepared(on_disk=claims), incarnation=self.incarnation)
@@ -67,14 +67,17 @@ class Machines:
         for name, node in self.nodes.items():
             messages = self.world.heard_by(name) if name in self.world.streams else []
             for message in messages[node.read :]:
-                if message.WhichOneof("message") == "keep_snapshots":
-                    steps = message.keep_snapshots.steps
+                if message.WhichOneof("message") == "keep":
+                    steps = message.keep.steps
                     node.disk = {step: buckets for step, buckets in node.disk.items() if step in steps}
-                    node.order = message.keep_snapshots if message.keep_snapshots.missing else node.order
-                elif message.WhichOneof("message") == "upload":
-                    parts = message.upload.parts
-                    assert all(self.has(name, message.upload.step, part.bucket, part.digest) for part in parts), name
-                    node.uploads.append(message.upload)
+                    node.orders = [order for order in node.orders if order.step in steps]
+                elif message.move.folder:
+                    parts = message.move.parts
+                    assert all(self.has(name, message.move.step, part.bucket, part.digest) for part in parts), name
+                    node.uploads.append(message.move)
+                elif message.WhichOneof("message") == "move":
+                    node.orders = [order for order in node.orders if order.step == message.move.step]
+                    node.orders.append(message.move)
                 elif message.commit.snapshot:
                     step = message.commit.step
                     plan = self.world.plan_in_force
@@ -85,15 +88,16 @@ class Machines:
                         wire.Part(bucket=bucket, digest=bytes([bucket, generation % 256]) * 16)
                         for bucket in range(*plan.stages[stage].layers)
                     ]
-                    node.order = wire.KeepSnapshots(step=step, missing=mine)
+                    node.orders = [wire.Move(step=step, parts=mine)]
             node.read = len(messages)
 
     def do_work(self, name: str, able: bool) -> None:
         """The node writes its files, or fetches files that a member has, if it is ``able`` to. Then it reports."""
         node = self.nodes[name]
-        if node.order is None or not self.is_member(name):
+        if not node.orders or not self.is_member(name):
             return
-        step, wanted = node.order.step, node.order.missing
+        order = node.orders.pop(0)
+        step, wanted = order.step, order.parts
         mine = node.disk.setdefault(step, {})
         for part in wanted if able else []:
             if not part.nodes or any(
@@ -102,9 +106,8 @@ class Machines:
                 mine[part.bucket] = part.digest
         done = [p for p in wanted if self.has(name, step, p.bucket, p.digest)]
         parts = [wire.Part(bucket=p.bucket, size_bytes=8, digest=p.digest) for p in done]
-        node.order = None
         problem = "" if len(done) == len(wanted) else "scripted"
-        self.world.hear(name, snapshot_parts=wire.SnapshotParts(step=step, parts=parts, problem=problem))
+        self.world.hear(name, moved=wire.Moved(step=step, parts=parts, problem=problem))
 
     def send_files(self, name: str, able: bool) -> None:
         """The node sends the files it was asked for, if it is ``able`` to. If all files are there, the manifest is written."""

@@ -80,12 +80,12 @@ def gone_back_to_a_checkpoint(*, whole: bool) -> World:
 @pytest.mark.parametrize(("whole", "kept"), [(False, [3, 5]), (True, [])])
 def test_after_going_back_nodes_keep_only_a_snapshot_of_an_earlier_step(whole: bool, kept: list[int]) -> None:
     world = gone_back_to_a_checkpoint(whole=whole)
-    assert world.last_to("b", "keep_snapshots") == wire.KeepSnapshots(steps=kept)
+    assert world.last_to("b", "keep") == wire.Keep(steps=kept)
     spread = min(kept, default=0)
     assert step_on_disks(world) == spread
     claims = [claim(step, [0]) for step in (3, 6)]
     world.prepare("a", prepared(on_disk=claims), incarnation=2)  # it was away when training went back
-    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(steps=kept)
+    assert world.last_to("a", "keep") == wire.Keep(steps=kept)
     assert "a" not in {node for nodes in on_disk(world.state, spread, range(1, BUCKETS)).values() for node in nodes}
 
 

@@ -251,7 +251,7 @@ def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
     world.greet("c")
     before = world.state.ledger
     world.hear("c", step_ready=wire.StepReady(generation=1, step=1, state_digest=b"x" * 32))
-    world.hear("c", snapshot_parts=wire.SnapshotParts(step=1))
+    world.hear("c", moved=wire.Moved(step=1))
     assert world.state.ledger == before
 
 

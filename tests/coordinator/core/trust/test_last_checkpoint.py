@@ -10,7 +10,7 @@ from dtfm.coordinator.core.copies.checkpoints import LONGEST_RETRY_LEASES, RETRY
 from dtfm.coordinator.core.phases import Pausing, Switching
 from dtfm.coordinator.log import events as ev
 from tests.coordinator.accused import after_the_last_step, confirm, of_strangers, verdicts
-from tests.coordinator.answers import snapshot_parts
+from tests.coordinator.answers import stored
 from tests.coordinator.script import LEASE, World, training
 
 
@@ -91,7 +91,7 @@ def test_a_problem_of_an_idle_node_with_a_snapshot_changes_nothing() -> None:
     world.stick_to_plan()
     world.join("c")
     world.step()
-    world.hear("c", snapshot_parts(1, {}, "no room"))
+    world.hear("c", stored(1, {}, "no room"))
     assert world.events(ev.CheckpointFailed) == []
     world.evaluate()
     world.apply()

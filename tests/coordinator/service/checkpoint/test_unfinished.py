@@ -83,7 +83,7 @@ def parts_of(folder: Path) -> list[str]:
 
 async def test_a_coordinator_that_stops_while_a_checkpoint_comes_leaves_none_that_is_not_whole(tmp_path: Path) -> None:
     def keeps_its_files(message: wire.NodeMessage) -> wire.NodeMessage | None:
-        return None if message.WhichOneof("message") == "uploaded" else message
+        return None if message.moved.in_checkpoint else message
 
     place = tmp_path / "checkpoints"
     run = run_in(tmp_path, train={"steps": 100_000}, checkpoint={"every": 1})
