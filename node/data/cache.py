@@ -130,7 +130,7 @@ def _is_used(path: Path) -> bool:
 def _tidy(folder: Path, keep: Path) -> None:
     """Removes unused files, except a few recent ones."""
     with contextlib.suppress(OSError):
-        for part in folder.glob("*.part"):
+        for part in (*folder.glob("*.part"), *folder.glob("*.files")):
             if time.time() - part.stat().st_mtime > UNUSED_SECONDS:
                 part.unlink()
         others = sorted(folder.glob("*.tokens"), key=lambda path: -path.stat().st_mtime)

@@ -26,6 +26,7 @@ from dtfm.node.data.samples import (
     training_samples,
 )
 from dtfm.node.data.tokenizer import Tokenizer, border
+from dtfm.protos.source_files import Files
 
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -55,6 +56,8 @@ class Data(ABC):
     """The loss on the held-out part, in nats per label, of a model that knows only label frequencies."""
     was_read: bool = True
     """This node has read the source itself, so that it vouches for the fingerprint."""
+    files: Files = ()
+    """The files that it has read, for others to compare."""
 
     def __init__(
         self, counts: Sequence[int], evaluation_fraction: float, apart: int = 0, weights: Sequence[float] = (1.0,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import gzip
 import io
 import re
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeVar, cast
 
 from dtfm.installed import install_line
-from dtfm.node.data.allowed import check_match, glob_of
+from dtfm.node.data.allowed import check_match
 from dtfm.node.data.problems import Withheld, in_one_line
 from dtfm.node.data.reaching import open_place, told, withheld
-from dtfm.protos.places import expanded, is_local_url, is_remote_url, is_web
+from dtfm.protos.places import is_remote_url, is_web
+from dtfm.protos.source_files import names_on_disk
 
 T = TypeVar("T")
 
@@ -120,8 +120,7 @@ def files_of(place: str, key: str, allowed: Sequence[str]) -> list[File]:
 
 
 def _on_disk(place: str, key: str, allowed: Sequence[str]) -> list[File]:
-    pattern = re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE) if is_local_url(place) else place
-    names = sorted(glob.glob(glob_of(expanded(pattern)), recursive=True))
+    names = names_on_disk(place)
     for name in names:
         check_match(key, name, allowed)
     found = [path for path in map(Path, names) if path.is_file()]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.dataset import Agreed, Batch, Data, TensorPairs, Tokens, TokenWindows, samples_of
+from dtfm.node.data.file_digests import files_read
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.sources import Reading, Source, held_out_of, named, sources_of
@@ -99,7 +100,9 @@ def load_data(
                 f"{source.key}: {source.place!r} has {len(mine)} tokens, too few for {wanted} of data.sequence_length "
                 f"{data.sequence_length} with something to learn{both}; give more text or a shorter length"
             )
-    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data), weights=weights)
+    found = TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data), weights=weights)
+    found.files = files_read(_all_sources(data), cache, allowed)
+    return found
 
 
 def _all_sources(data: plan_pb2.Run.Data) -> list[Source]:

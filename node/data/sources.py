@@ -142,7 +142,7 @@ def state_of(source: Source, allowed: Sequence[str] = EVERYTHING) -> str:
     if source.place.startswith(HUB):
         return ""
     if source.place == STANDARD_LIBRARY:
-        stats = ((file.absolute(), file.stat()) for _, file in _library_files())
+        stats = ((file.absolute(), file.stat()) for _, file in library_files())
         return "\n".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)
     states = [file.state for file in files_of(source.place, source.key, allowed)]
     return "\n".join(states) if all(states) else ""
@@ -151,12 +151,13 @@ def state_of(source: Source, allowed: Sequence[str] = EVERYTHING) -> str:
 def standard_library() -> Iterator[Document]:
     """The running Python's library modules: its .py files in order of their paths, without tests and files that were installed or
     generated on this machine."""
-    for _, file in _library_files():
+    for _, file in library_files():
         with file.open(encoding="utf-8", errors="replace", newline="") as text:
             yield _pieces(text)
 
 
-def _library_files() -> list[tuple[str, Path]]:
+def library_files() -> list[tuple[str, Path]]:
+    """The modules' paths below the library's folder, in order, and their files. Raises ValueError if there are none."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = list[tuple[str, Path]]()
     for folder, inner, names in os.walk(root):
