@@ -127,6 +127,9 @@ class Data(ABC):
     def hold(self) -> None:  # noqa: B027  # whoever makes all samples has them
         """Brings all samples to this machine, which may take long. Raises ValueError or OSError. From any thread."""
 
+    def reach(self, position: int) -> None:  # noqa: B027  # whoever has all samples has these
+        """Returns once the run's training samples up to this position are on this machine. Raises ValueError."""
+
     def publish(self, place: str) -> None:  # noqa: B027  # every node makes its own
         """Writes the data that other nodes can use to a folder that they reach. Raises the file system's exceptions. From any
         thread."""

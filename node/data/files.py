@@ -8,8 +8,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeVar, cast
 
@@ -41,6 +42,32 @@ class File:
     size: int
     state: str
     open_raw: Callable[[], BinaryIO]
+    start: int = 0
+    """For a part of a file: its first byte."""
+
+    @property
+    def shown(self) -> str:
+        """Its name, for people."""
+        return f"{self.name} from byte {self.start:,}" if self.start else self.name
+
+    def cut_at_lines(self, most_bytes: int) -> list[File]:
+        """Parts of about ``most_bytes``, which end at line ends. Only .jsonl files that are not compressed are cut. Raises
+        OSError."""
+        if self.kind != ".jsonl" or self.compression or self.size <= most_bytes:
+            return [self]
+        number, borders = -(-self.size // most_bytes), [0]
+        with self.open_raw() as raw:
+            for part in range(1, number):
+                raw.seek(self.size * part // number)
+                raw.readline()
+                if borders[-1] < raw.tell() < self.size:
+                    borders.append(raw.tell())
+        return [self._part(start, end) for start, end in pairwise([*borders, self.size])]
+
+    def _part(self, start: int, end: int) -> File:
+        state = f"{self.state} {start} {end}" if self.state else ""
+        opened = partial(_opened_part, self.open_raw, start, end)
+        return replace(self, start=start, size=end - start, state=state, open_raw=opened)
 
     @property
     def kind(self) -> str:
@@ -96,6 +123,35 @@ class File:
                     "copy it again"
                 ) from problem
             raise
+
+
+class _Part(io.RawIOBase):
+    """The bytes of a file from its present place to before ``end``."""
+
+    def __init__(self, whole: BinaryIO, end: int) -> None:
+        self._whole, self._start, self._end = whole, whole.tell(), end
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._whole.tell() - self._start
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        content = self._whole.read(min(len(view), self._end - self._whole.tell()))
+        view[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._whole.close()
+        super().close()
+
+
+def _opened_part(open_raw: Callable[[], BinaryIO], start: int, end: int) -> BinaryIO:
+    whole = open_raw()
+    whole.seek(start)
+    return cast(BinaryIO, io.BufferedReader(_Part(whole, end)))
 
 
 def library(name: str, file: File) -> Any:
