@@ -30,7 +30,7 @@ def _here(data: Data) -> Iterator[tuple[str, list[Path]]]:
             yield key, files
 
 
-def describe_own_files(data: Data, tell: Callable[[Files], None]) -> None:
+def describe_own_files(data: Data, tell: Callable[[Files], object]) -> None:
     """Has a thread describe the files, which may take minutes, and ``tell`` of them if there are some. The end of the process
     does not wait for the thread."""
 
