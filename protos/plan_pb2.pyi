@@ -56,7 +56,7 @@ class Run(_message.Message):
         targets: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
     class Data(_message.Message):
-        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split", "sources")
+        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split", "sources", "chapter_bytes")
         class Source(_message.Message):
             __slots__ = ("source", "weight", "text_field", "template", "split", "limit")
             SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class Run(_message.Message):
         HELD_OUT_FIELD_NUMBER: _ClassVar[int]
         HELD_OUT_SPLIT_FIELD_NUMBER: _ClassVar[int]
         SOURCES_FIELD_NUMBER: _ClassVar[int]
+        CHAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
         source: str
         tokenizer: str
         sequence_length: int
@@ -96,7 +97,8 @@ class Run(_message.Message):
         held_out: str
         held_out_split: str
         sources: _containers.RepeatedCompositeFieldContainer[Run.Data.Source]
-        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Run.Data.Source, _Mapping]]] = ...) -> None: ...
+        chapter_bytes: int
+        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Run.Data.Source, _Mapping]]] = ..., chapter_bytes: _Optional[int] = ...) -> None: ...
     class Train(_message.Message):
         __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token")
         STEPS_FIELD_NUMBER: _ClassVar[int]

@@ -13,7 +13,7 @@ from dtfm.coordinator.core import act, steering, transition as t
 from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.health import nodes, pairs
-from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine, timing
+from dtfm.coordinator.core.members import describing, invitations, leaving, membership, quarantine, timing
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
 from dtfm.coordinator.core.refusal import Refused, shorten
@@ -65,10 +65,12 @@ def _take_in(transition: Transition, event: t.Input) -> None:
             replanning.planned(transition, event)
         case t.ManifestDone() if not over:
             checkpoints.manifest_done(transition, event)
+        case t.OwnFilesRead() if not over:
+            describing.own_files_read(transition, event.files)
         case t.TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)
-        case t.Planned() | t.ManifestDone() | t.TimePassed():
+        case t.Planned() | t.ManifestDone() | t.OwnFilesRead() | t.TimePassed():
             pass
 
 
@@ -123,6 +125,7 @@ def _apply(transition: Transition, rules: Iterable[Callable[[Transition], None]]
 
 _FIRST = (
     quarantine.part_with_excluded,
+    membership.ask_again,
     auditing.conclude,
     commits.commit_if_due,
     pause.end_pause,

@@ -16,6 +16,7 @@ from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.run_file import RunFile
+from dtfm.protos.source_files import Files
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
@@ -76,6 +77,13 @@ class ManifestDone:
     bucket: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OwnFilesRead:
+    """The coordinator has described its own copies of the data's files."""
+
+    files: Files
+
+
 Request = (
     wire.InviteRequest
     | wire.EnrolRequest
@@ -112,7 +120,9 @@ class StopAsked:
     reason: str
 
 
-Input = Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | Asked | TimePassed | StopAsked
+Input = (
+    Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | OwnFilesRead | Asked | TimePassed | StopAsked
+)
 
 # Commands, to be carried out in order.
 

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.log.wording import Remark
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
+from dtfm.protos.source_files import Files
 from dtfm.scheduler.model.workload import Workload
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Described:
     """Hex; empty unless the run begins with pretrained weights."""
     layouts: str = ""
     """The digests of the layouts of the buckets' files, in a row (hex, see protos/bucket_layout.py)."""
+    files: Files = ()
+    """The files that the node has read, for others to compare. No part of any digest: files may differ and hold the same text."""
 
     def layout_of(self, bucket: int) -> str:
         """The layout digest of the bucket's file (hex); empty: not known."""
@@ -151,16 +154,18 @@ class RunDescribed:
 @dataclass(frozen=True, slots=True)
 class DescriptionDropped:
     """The run's description by ``node`` is dropped. Either the node was quarantined before the first plan, and no other member
-    had confirmed the description; or the run has changed."""
+    had confirmed the description; or the run has changed; or, as ``reason`` says, others have other data."""
 
     node: str
+    reason: str = ""
     event: Literal["description_dropped"] = "description_dropped"
 
     def apply(self, ledger: Ledger) -> Ledger:
         return replace(ledger, described=None, described_by="", data_confirmed=False)
 
     def narrate(self) -> str:
-        return f"{self.node}'s description of the model and the data is dropped; the next members describe them again"
+        because = f", as {self.reason}" if self.reason else "; the next members describe them again"
+        return f"{self.node}'s description of the model and the data is dropped{because}"
 
 
 @dataclass(frozen=True, slots=True)

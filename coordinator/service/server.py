@@ -32,6 +32,7 @@ from dtfm.coordinator.service.checkpoint.checkpoint_commands import CheckpointCo
 from dtfm.coordinator.service.checkpoint.checkpoint_folder import claim
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
+from dtfm.coordinator.service.own_files import describe_own_files
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
 from dtfm.coordinator.service.port.front import Front
 from dtfm.coordinator.service.port.gate import Gate
@@ -158,6 +159,7 @@ class Server:
             elif events:
                 self._lost += await self.log.append_however_long(events, self.state.lease, self._told_to_stop)
             await self._checkpoints.clear_unfinished()  # of the process before: nothing is under way yet
+            self._look_at_own_files()
             while True:
                 while not self.state.stopped:
                     await self._go_on()
@@ -176,6 +178,13 @@ class Server:
                 task.cancel()
             await asyncio.wait(working)
             await self.close()
+
+    def _look_at_own_files(self) -> None:
+        """Before the first plan they decide which members have read the right ones."""
+        if self.ledger.training.generation or self.ledger.outcome is not None:
+            return
+        call, put = asyncio.get_running_loop().call_soon_threadsafe, self._inputs.put_nowait
+        describe_own_files(self.state.run.data, lambda files: call(put, t.OwnFilesRead(files)))
 
     async def _go_on(self) -> None:
         await self._handle(await self._next())

@@ -17,6 +17,7 @@ from pathlib import Path
 from dtfm.node.data.problems import told_together
 from dtfm.protos.places import expanded, guarded_places, is_guarded_url, is_remote_url
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.source_files import glob_of
 
 ALLOW = "--allow-data"
 ALLOW_MODULE = "--allow-module"
@@ -114,15 +115,6 @@ def allows_hub(repository: str, allowed: Sequence[str]) -> bool:
 def allows_url(url: str, allowed: Sequence[str]) -> bool:
     """Whether a run may call this URL in this machine's network."""
     return everything(allowed) or (".." not in Path(url).parts and _is_allowed(url, allowed))
-
-
-def glob_of(path: Path) -> str:
-    """The argument of `glob` for ``path``, which may be a pattern. Brackets in the names of existing folders and files are no
-    wildcards."""
-    start = 0
-    while start < len(path.parts) and os.path.exists(Path(*path.parts[: start + 1])):
-        start += 1
-    return str(Path(glob.escape(str(Path(*path.parts[:start]))), *path.parts[start:]))
 
 
 def check_match(key: str, file: str, allowed: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import tempfile
 import time
@@ -25,7 +26,7 @@ from dtfm.file_lock import PAUSE_SECONDS, try_lock
 log = logging.getLogger(__name__)
 
 MOST_UNUSED = 2
-"""The number of unused files to keep, for nodes that are started again."""
+"""The number of unused texts to keep, for nodes that are started again."""
 UNUSED_SECONDS = 7 * 86_400.0
 _DIGEST_BYTES = 32
 _SAY_SECONDS = 10.0
@@ -115,6 +116,7 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     if blake3(content.data, max_threads=blake3.AUTO).digest() != whole[size:].tobytes():
         log.warning("%s is damaged; reading the data again", path)
         return None
+    let_go(content)
     return content.view(dtype)
 
 
@@ -130,12 +132,29 @@ def _is_used(path: Path) -> bool:
 def _tidy(folder: Path, keep: Path) -> None:
     """Removes unused files, except a few recent ones."""
     with contextlib.suppress(OSError):
-        for part in folder.glob("*.part"):
+        for part in (*folder.glob("*.part"), *folder.glob("*.files")):
             if time.time() - part.stat().st_mtime > UNUSED_SECONDS:
                 part.unlink()
         others = sorted(folder.glob("*.tokens"), key=lambda path: -path.stat().st_mtime)
-        unused = [path for path in others if path != keep and not _is_used(path)]
-        for number, path in enumerate(unused):
-            if number >= MOST_UNUSED or time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+        used = {_text(keep)} | {_text(path) for path in others if path != keep and _is_used(path)}
+        unused = list(dict.fromkeys(_text(path) for path in others if _text(path) not in used))
+        for path in others:
+            if _text(path) in unused[MOST_UNUSED:] or (
+                _text(path) in unused and time.time() - path.stat().st_mtime > UNUSED_SECONDS
+            ):
                 path.unlink()
                 path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _text(path: Path) -> str:
+    """What all chapters of a text have in their names."""
+    return path.stem.rpartition("-")[0] or path.stem
+
+
+def let_go(tokens: NDArray[Any]) -> None:
+    """Takes the pages of mapped tokens out of this process's memory. They are read again where they are used."""
+    held: Any = tokens
+    while held is not None and not isinstance(held, mmap.mmap):
+        held = getattr(held, "base", None)
+    if held is not None and hasattr(mmap, "MADV_DONTNEED"):
+        held.madvise(mmap.MADV_DONTNEED)

@@ -26,6 +26,7 @@ from dtfm.node.data.samples import (
     training_samples,
 )
 from dtfm.node.data.tokenizer import Tokenizer, border
+from dtfm.protos.source_files import Files
 
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -55,6 +56,8 @@ class Data(ABC):
     """The loss on the held-out part, in nats per label, of a model that knows only label frequencies."""
     was_read: bool = True
     """This node has read the source itself, so that it vouches for the fingerprint."""
+    files: Files = ()
+    """The files that it has read, for others to compare."""
 
     def __init__(
         self, counts: Sequence[int], evaluation_fraction: float, apart: int = 0, weights: Sequence[float] = (1.0,)
@@ -123,6 +126,9 @@ class Data(ABC):
 
     def hold(self) -> None:  # noqa: B027  # whoever makes all samples has them
         """Brings all samples to this machine, which may take long. Raises ValueError or OSError. From any thread."""
+
+    def reach(self, position: int) -> None:  # noqa: B027  # whoever has all samples has these
+        """Returns once the run's training samples up to this position are on this machine. Raises ValueError."""
 
     def publish(self, place: str) -> None:  # noqa: B027  # every node makes its own
         """Writes the data that other nodes can use to a folder that they reach. Raises the file system's exceptions. From any

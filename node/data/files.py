@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import glob
 import gzip
 import io
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeVar, cast
 
 from dtfm.installed import install_line
-from dtfm.node.data.allowed import check_match, glob_of
+from dtfm.node.data.allowed import check_match
 from dtfm.node.data.problems import Withheld, in_one_line
 from dtfm.node.data.reaching import open_place, told, withheld
-from dtfm.protos.places import expanded, is_local_url, is_remote_url, is_web
+from dtfm.protos.places import is_remote_url, is_web
+from dtfm.protos.source_files import names_on_disk
 
 T = TypeVar("T")
 
@@ -41,6 +42,32 @@ class File:
     size: int
     state: str
     open_raw: Callable[[], BinaryIO]
+    start: int = 0
+    """For a part of a file: its first byte."""
+
+    @property
+    def shown(self) -> str:
+        """Its name, for people."""
+        return f"{self.name} from byte {self.start:,}" if self.start else self.name
+
+    def cut_at_lines(self, most_bytes: int) -> list[File]:
+        """Parts of about ``most_bytes``, which end at line ends. Only .jsonl files that are not compressed are cut. Raises
+        OSError."""
+        if self.kind != ".jsonl" or self.compression or self.size <= most_bytes:
+            return [self]
+        number, borders = -(-self.size // most_bytes), [0]
+        with self.open_raw() as raw:
+            for part in range(1, number):
+                raw.seek(self.size * part // number)
+                raw.readline()
+                if borders[-1] < raw.tell() < self.size:
+                    borders.append(raw.tell())
+        return [self._part(start, end) for start, end in pairwise([*borders, self.size])]
+
+    def _part(self, start: int, end: int) -> File:
+        state = f"{self.state} {start} {end}" if self.state else ""
+        opened = partial(_opened_part, self.open_raw, start, end)
+        return replace(self, start=start, size=end - start, state=state, open_raw=opened)
 
     @property
     def kind(self) -> str:
@@ -98,6 +125,35 @@ class File:
             raise
 
 
+class _Part(io.RawIOBase):
+    """The bytes of a file from its present place to before ``end``."""
+
+    def __init__(self, whole: BinaryIO, end: int) -> None:
+        self._whole, self._start, self._end = whole, whole.tell(), end
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._whole.tell() - self._start
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        content = self._whole.read(min(len(view), self._end - self._whole.tell()))
+        view[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._whole.close()
+        super().close()
+
+
+def _opened_part(open_raw: Callable[[], BinaryIO], start: int, end: int) -> BinaryIO:
+    whole = open_raw()
+    whole.seek(start)
+    return cast(BinaryIO, io.BufferedReader(_Part(whole, end)))
+
+
 def library(name: str, file: File) -> Any:
     """The package that reads the file. Raises ValueError if it is not installed."""
     import importlib
@@ -120,8 +176,7 @@ def files_of(place: str, key: str, allowed: Sequence[str]) -> list[File]:
 
 
 def _on_disk(place: str, key: str, allowed: Sequence[str]) -> list[File]:
-    pattern = re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE) if is_local_url(place) else place
-    names = sorted(glob.glob(glob_of(expanded(pattern)), recursive=True))
+    names = names_on_disk(place)
     for name in names:
         check_match(key, name, allowed)
     found = [path for path in map(Path, names) if path.is_file()]

@@ -14,12 +14,17 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.allowed import EVERYTHING
+from dtfm.node.data.cache import let_go
+from dtfm.node.data.chapters import Chapter, cut
 from dtfm.node.data.dataset import Agreed, Batch, Data, TensorPairs, Tokens, TokenWindows, samples_of
+from dtfm.node.data.file_digests import files_read
+from dtfm.node.data.files import files_of
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.sources import Reading, Source, held_out_of, named, sources_of
+from dtfm.node.data.streamed import StreamedWindows
 from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
-from dtfm.node.data.tokens import read_tokens, stored
+from dtfm.node.data.tokens import chapter_tokens, read_tokens, stored
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR
@@ -80,7 +85,8 @@ def load_data(
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     sample, tokenizer = text_sample(data)
     weights = [source.weight for source in sources_of(data)]
-    if agreed is not None and not run.checkpoint.uri.startswith(COORDINATOR):  # there, nobody publishes
+    published_there = not data.chapter_bytes and not run.checkpoint.uri.startswith(COORDINATOR)
+    if agreed is not None and published_there:
         apart, of_run = held_out_of(data) is not None, (data.sequence_length, data.evaluation_fraction)
         number = len(_all_sources(data))
         published = find(run.checkpoint.uri, agreed.fingerprint, *of_run, number, held_out_apart=apart)
@@ -88,6 +94,11 @@ def load_data(
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
             made = partial(TokenWindows, published, tokens_later, tokenizer, agreed)
             return made(sample=sample, is_marked=_is_marked(data), weights=weights)
+    if data.chapter_bytes:
+        (source,) = sources_of(data)
+        chapters = cut(files_of(source.place, source.key, allowed), data.chapter_bytes)
+        if len(chapters) > 1:
+            return _streamed(run, source, chapters, cache, allowed, reading)
     tokens = _read(data, tokenizer, cache, allowed, reading)
     index = _indexed(data, tokenizer, tokens)
     least = 1 if index.held_out_apart else 2
@@ -99,7 +110,41 @@ def load_data(
                 f"{source.key}: {source.place!r} has {len(mine)} tokens, too few for {wanted} of data.sequence_length "
                 f"{data.sequence_length} with something to learn{both}; give more text or a shorter length"
             )
-    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data), weights=weights)
+    found = TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=_is_marked(data), weights=weights)
+    found.files = files_read(_all_sources(data), cache, allowed)
+    return found
+
+
+def _streamed(
+    run: plan_pb2.Run,
+    source: Source,
+    chapters: Sequence[Chapter],
+    cache: Path | None,
+    allowed: Sequence[str],
+    reading: Reading,
+) -> Data:
+    """The samples of a source's chapters. Raises ValueError, also if the first one has too few."""
+    data, marked = run.data, _is_marked(run.data)
+    sample, tokenizer = text_sample(data)
+
+    def read(number: int, reading: Reading) -> tuple[TokenIndex, NDArray[Any]]:
+        name = f"{data.chapter_bytes}.{number}"
+        tokens = chapter_tokens(source, chapters[number], name, tokenizer, cache, allowed, reading, is_marked=marked)
+        index = _indexed(data, tokenizer, [tokens])
+        let_go(tokens)
+        if number == 0 and samples_of(index)[0] < 2:
+            raise ValueError(
+                f"data.chapter_bytes: the first chapter, of {data.chapter_bytes} bytes, has {len(tokens)} tokens, too few for "
+                f"two windows of data.sequence_length {data.sequence_length} with something to learn; give larger chapters"
+            )
+        return index, tokens
+
+    files = files_read([source], cache, allowed)
+    if not files:
+        raise ValueError(f"{source.key}: {source.place!r} cannot be read in chapters, as its files cannot be described")
+    sizes = [sum(file.size for file in chapter) for chapter in chapters]
+    log.info("the data are %d chapters; training begins with the first", len(chapters))
+    return StreamedWindows(sizes, read, files, tokenizer, run.seed, reading, sample=sample, is_marked=marked)
 
 
 def _all_sources(data: plan_pb2.Run.Data) -> list[Source]:

@@ -47,7 +47,7 @@ def records_of(file: File, told: Told, fields: Sequence[str] = ()) -> Iterator[t
 def _json_lines(file: File, told: Told) -> Iterator[tuple[Any, str]]:
     with file.opened_text() as (text, tell):
         for number, line in enumerate(_lines(text), start=1):
-            where = f"{file.key}: {file.name}, line {number}"
+            where = f"{file.key}: {file.shown}, line {number}"
             if number % RECORDS_BETWEEN == 0:
                 told(tell())
             if len(line) == LONGEST_LINE:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 _HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
 # From here on, an epoch for each block of mixed samples; and the epochs of each source.
 _BLOCKS, _PASSES = 2**63, 2**48
+# From here on, an epoch for the order of the chapters in each pass. Chapters' own epochs are those of as many sources.
+_CHAPTERS = 2**62
 BLOCK = 1 << 16
 """The length of a stretch of positions. Each source has its part of each stretch."""
 
@@ -94,6 +96,19 @@ def mixed_samples(
     return found
 
 
+@lru_cache(maxsize=4)
+def chapter_order(seed: int, number: int, chapters: int) -> tuple[int, ...]:
+    """The chapters in the order of this pass. The first pass begins with chapter 0, whatever the seed: it has the held-out
+    samples that runs evaluate."""
+    order = [int(each) for each in _permutation(seed, _CHAPTERS + number, chapters)]
+    return (0, *(each for each in order if each)) if number == 0 else tuple(order)
+
+
+def chapter_samples(seed: int, chapter: int, number: int, count: int) -> NDArray[np.int64]:
+    """The order of a chapter's ``count`` training samples in this pass: a permutation."""
+    return _permutation(seed, chapter * _PASSES + number, count)
+
+
 def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
     """The number of positions of each source in a block: by its weight, and at least 1. The sum is BLOCK."""
     exact = [Fraction(weight) * BLOCK / sum(map(Fraction, weights)) for weight in weights]
@@ -154,7 +169,7 @@ def _pass(seed: int, source: int, number: int, count: int) -> NDArray[np.int64]:
     return _permutation(seed, source * _PASSES + number, count)
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     # Sorting raw Philox words, not Generator.permutation: the algorithm defines the words, while the method may change between
     # NumPy versions, and nodes with different versions must agree. Stable for equal words.

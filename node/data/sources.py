@@ -102,17 +102,19 @@ def conversations(
     Raises:
         ValueError: as `documents`, or a record is no conversation.
     """
-    found: Iterator[tuple[Any, str]]
     if source.place.startswith(HUB):
         found = hub_records(source.place, source.split, source.key)
-    else:
-        files = files_of(source.place, source.key, allowed)
-        if wrong := next((file for file in files if file.kind in (TEXT, ".csv")), None):
-            raise ValueError(
-                f"{source.key}: {wrong.name} cannot hold conversations; give .jsonl or .parquet files, or leave out "
-                "data.text_field"
-            )
-        found = chain.from_iterable(map(records_of, files, _told_of_each(files, reading)))
+        return (conversation_of(_as_written(record), where) for record, where in _limited(found, source))
+    return conversations_of(files_of(source.place, source.key, allowed), source, reading)
+
+
+def conversations_of(files: Sequence[File], source: Source, reading: Reading) -> Iterator[Conversation]:
+    """The conversations of these files of the source. Raises ValueError, as `conversations`."""
+    if wrong := next((file for file in files if file.kind in (TEXT, ".csv")), None):
+        raise ValueError(
+            f"{source.key}: {wrong.name} cannot hold conversations; give .jsonl or .parquet files, or leave out data.text_field"
+        )
+    found = chain.from_iterable(map(records_of, files, _told_of_each(files, reading)))
     return (conversation_of(_as_written(record), where) for record, where in _limited(found, source))
 
 
@@ -131,7 +133,11 @@ def documents(
         return _limited(standard_library(), source)
     if source.place.startswith(HUB):
         return _limited(_texts(hub_records(source.place, source.split, source.key), source), source)
-    files = files_of(source.place, source.key, allowed)
+    return documents_of(files_of(source.place, source.key, allowed), source, reading)
+
+
+def documents_of(files: Sequence[File], source: Source, reading: Reading) -> Iterator[Document]:
+    """The documents of these files of the source. Raises ValueError, as `documents`."""
     found = (_documents_of(file, told, source) for file, told in zip(files, _told_of_each(files, reading), strict=True))
     return _limited(chain.from_iterable(found), source)
 
@@ -142,7 +148,7 @@ def state_of(source: Source, allowed: Sequence[str] = EVERYTHING) -> str:
     if source.place.startswith(HUB):
         return ""
     if source.place == STANDARD_LIBRARY:
-        stats = ((file.absolute(), file.stat()) for _, file in _library_files())
+        stats = ((file.absolute(), file.stat()) for _, file in library_files())
         return "\n".join(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)
     states = [file.state for file in files_of(source.place, source.key, allowed)]
     return "\n".join(states) if all(states) else ""
@@ -151,12 +157,13 @@ def state_of(source: Source, allowed: Sequence[str] = EVERYTHING) -> str:
 def standard_library() -> Iterator[Document]:
     """The running Python's library modules: its .py files in order of their paths, without tests and files that were installed or
     generated on this machine."""
-    for _, file in _library_files():
+    for _, file in library_files():
         with file.open(encoding="utf-8", errors="replace", newline="") as text:
             yield _pieces(text)
 
 
-def _library_files() -> list[tuple[str, Path]]:
+def library_files() -> list[tuple[str, Path]]:
+    """The modules' paths below the library's folder, in order, and their files. Raises ValueError if there are none."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = list[tuple[str, Path]]()
     for folder, inner, names in os.walk(root):

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -15,9 +16,19 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.cache import is_usable, shared
+from dtfm.node.data.files import File
 from dtfm.node.data.messages import Conversation
 from dtfm.node.data.rendered import Rendered
-from dtfm.node.data.sources import Document, Reading, Source, conversations, documents, state_of
+from dtfm.node.data.sources import (
+    Document,
+    Reading,
+    Source,
+    conversations,
+    conversations_of,
+    documents,
+    documents_of,
+    state_of,
+)
 from dtfm.node.data.tokenizer import Tokenizer, between_documents
 
 log = logging.getLogger(__name__)
@@ -45,22 +56,61 @@ def read_tokens(
 
     Raises ValueError if the source cannot be read, or for an id that the tokenizer should not make.
     """
+
+    def made() -> Iterator[Tokens]:
+        if source.talks:
+            return conversation_tokens(conversations(source, allowed, reading), tokenizer)
+        return text_tokens(documents(source, allowed, reading), tokenizer)
+
+    return _made(source, tokenizer, cache, partial(state_of, source, allowed), made, is_marked=is_marked)
+
+
+def chapter_tokens(
+    source: Source,
+    chapter: Sequence[File],
+    name: str,
+    tokenizer: Tokenizer,
+    cache: Path | None,
+    allowed: Sequence[str],
+    reading: Reading,
+    *,
+    is_marked: bool,
+) -> NDArray[Any]:
+    """As `read_tokens`, of one chapter of the source, which has this ``name`` among them."""
+
+    def made() -> Iterator[Tokens]:
+        if source.talks:
+            return conversation_tokens(conversations_of(chapter, source, reading), tokenizer)
+        return text_tokens(documents_of(chapter, source, reading), tokenizer)
+
+    return _made(
+        source, tokenizer, cache, partial(state_of, source, allowed), made, is_marked=is_marked, part=f"-{name}"
+    )
+
+
+def _made(
+    source: Source,
+    tokenizer: Tokenizer,
+    cache: Path | None,
+    state: Callable[[], str],
+    made: Callable[[], Iterator[Tokens]],
+    *,
+    is_marked: bool,
+    part: str = "",
+) -> NDArray[Any]:
+    """The tokens that ``made`` returns, in a file of their own. ``state``: changes when the files do. ``part``: of the name."""
     dtype = stored_dtype(tokenizer, is_marked=is_marked)
 
     def make(file: BinaryIO) -> blake3:
-        if source.talks:
-            made = conversation_tokens(conversations(source, allowed, reading), tokenizer)
-        else:
-            made = text_tokens(documents(source, allowed, reading), tokenizer)
-        digest = write(made, dtype, file)
-        if state_of(source, allowed) != before:
+        digest = write(made(), dtype, file)
+        if state() != before:
             raise ValueError(f"{source.key}: {source.place!r} changed while it was read; start again when it does not")
         return digest
 
     try:
-        before = state_of(source, allowed)
+        before = state()
         named = f"{_READING}\n{source.reading}\n{dtype}\n{before}\n{tokenizer.separator}\n".encode()
-        name = blake3(named + tokenizer.identity).hexdigest(16) if tokenizer.identity else ""
+        name = blake3(named + tokenizer.identity).hexdigest(16) + part if tokenizer.identity else ""
         return stored(cache, name, dtype, make, lasting=before != "")
     except OSError as problem:
         raise ValueError(

@@ -24,6 +24,7 @@ from dtfm.protos.identity.enrolment import Entry, NotAdmitted
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.places import COORDINATORS_DISK
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.source_files import difference, read_file
 
 ANSWER_SECONDS = 20.0
 """Most seconds to wait for the coordinator's answer."""
@@ -110,7 +111,10 @@ def _difference(mine: Prepared, others: Prepared) -> Finding | None:
         return None
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
         if getattr(mine, name) != getattr(others, name):
-            sentence = f"join would be refused: DATA_DIFFERS: this machine's data has another {name} than the others'"
+            here, there = (tuple(map(read_file, said.files)) for said in (mine, others))
+            file = difference(here, there, "the others")
+            what = f": {file}" if file else f": this machine's data has another {name} than the others'"
+            sentence = f"join would be refused: DATA_DIFFERS{what}"
             fix = (
                 "give this machine the same files (for python-stdlib: the same Python; for the hub: the same revision)"
             )

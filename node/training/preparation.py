@@ -191,6 +191,7 @@ def description(run: Run, model: Model, data: Data) -> Prepared:
         buckets=len(model.buckets),
         layouts=b"".join(file_layout(spec, run_dtype(run)) for spec in model.buckets),
         precision=run.train.precision,
+        files=[file.message for file in data.files],
     )
 
 

@@ -99,11 +99,13 @@ class Trainer:
 
     # Called on the event loop
 
-    def prepare(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None = None) -> None:
+    def prepare(
+        self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None = None, trained: int = 0
+    ) -> None:
         """Loads the run's data, on which its members may have ``agreed``, and its model, and reports Prepared. ``allowed``: what
-        the run may name here."""
+        the run may name here. ``trained``: the samples that the run has trained on."""
         self._wanted = run
-        self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed))
+        self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed, trained))
 
     def adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
@@ -273,11 +275,13 @@ class Trainer:
     def _loaded(self) -> LoadedRun | None:
         return self._preparation.loaded
 
-    def _prepare(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> None:
+    def _prepare(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None, trained: int) -> None:
         try:
             if self._load(run, dialler, allowed, agreed):
                 self._store.replace(HeldState())
                 self._voted, self._committed_in = None, 0
+            assert self._loaded is not None
+            self._loaded.data.reach(trained)  # nobody is to wait for it in a step
             # Else the node has been welcomed again since, perhaps to a run that has changed.
             if run is self._wanted:
                 self._report(wire.NodeMessage(prepared=self._preparation.message()))

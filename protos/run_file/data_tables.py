@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dtfm.protos.places import check_url, is_url
+from dtfm.protos.places import check_url, is_remote_url, is_url
 from dtfm.protos.run_file.records import HUB, MESSAGES, STANDARD_LIBRARY
 from dtfm.protos.run_file.table import Table
 
@@ -137,6 +137,13 @@ class Data(Table):
         "It needs a model family that is known to support this, and a tokenizer with an end-of-text token. It is not for "
         "conversations. With it every node keeps the tokens; without it, only nodes of the first and the last stage do.",
     )
+    chapter_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=2**50,
+        description="For one large source of files on the nodes' disks: training begins when the first chapter of about this "
+        "many bytes is read (64 MiB are 67108864), and the others are read meanwhile. 0: all is read first.",
+    )
 
     @property
     def places(self) -> list[tuple[str, str]]:
@@ -185,3 +192,17 @@ class Data(Table):
                 "is for text: turns of conversations often end with the token that ends a document; leave it out"
             )
         return isolated
+
+    @field_validator("chapter_bytes")
+    @classmethod
+    def _one_source_of_files(cls, size: int, info: ValidationInfo) -> int:
+        source = info.data.get("source", "")
+        elsewhere = source == STANDARD_LIBRARY or source.startswith((HUB, "module:")) or is_remote_url(source)
+        if not size:
+            return size
+        for key in ("sources", "held_out", "held_out_split", "limit"):
+            if info.data.get(key):
+                raise ValueError(f"cannot be used with data.{key}; leave one of them out")
+        if elsewhere:
+            raise ValueError(f"is for files on the nodes' disks, and {source!r} names none; leave it out")
+        return size

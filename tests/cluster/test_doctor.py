@@ -56,4 +56,6 @@ def test_a_dry_join_says_what_join_would_and_uses_no_invitation_up(tmp_path: Pat
         (tmp_path / CORPUS).write_text("something else\n" * 2000)
         other = doctor(cluster, invite(cluster), on="third")
         assert other["code"] == 1
-        assert "join would be refused: DATA_DIFFERS" in other["data and weights"]["finding"]
+        finding = other["data and weights"]["finding"]
+        assert finding.startswith(f"join would be refused: DATA_DIFFERS: data.source: {CORPUS} has ")
+        assert finding.endswith(" on the others; the first byte that differs is from byte 0 to 4,095")

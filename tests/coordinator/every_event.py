@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.protos.source_files import SourceFile
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -60,7 +61,9 @@ EVERY_EVENT: list[ev.Event] = [
     ev.RunDescribed(DESCRIBED, "a"),
     ev.RunDescribed(replace(DESCRIBED, workload=IN_BF16), "a"),
     ev.DataConfirmed("b"),
+    ev.RunDescribed(replace(DESCRIBED, files=(SourceFile("data.source", "x.txt", 5, "ab" * 32, 4096, "cd" * 8),)), "a"),
     ev.DescriptionDropped("a"),
+    ev.DescriptionDropped("a", "why"),
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),
     ev.PlanAdopted(2, CARRIED_ON, "why", 0),

@@ -68,6 +68,7 @@ def look(state: State, request: wire.EnrolRequest, at: float) -> wire.EnrolReply
                 evaluation_samples=described.evaluation_samples,
                 tokens_per_sample=described.tokens_per_sample,
                 unigram_entropy=described.unigram_entropy,
+                files=[file.message for file in described.files],
             )
         )
     return reply

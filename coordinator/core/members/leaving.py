@@ -11,7 +11,7 @@ from dtfm.coordinator.core.findings import Gone
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import drop_stale_choice
 from dtfm.coordinator.core.reach import ways
-from dtfm.coordinator.core.refusal import shorten
+from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state.members import Away
 from dtfm.coordinator.core.state.session import Admission, Session
 from dtfm.coordinator.core.step import pause
@@ -42,6 +42,12 @@ def leave(
     ways.left(transition, node, before)
     if plan is not None and node in plan.nodes:
         transition.find(Gone(node, reason))
+
+
+def send_home(transition: Transition, session: Session, refused: Refused) -> None:
+    """Refuses the member. Its stream and its membership end."""
+    transition.refuse(session.stream, session.node, refused.reason, str(refused))
+    leave(transition, session, f"refused: {refused}")
 
 
 def part_with(transition: Transition, session: Session, last_word: wire.CoordinatorMessage, reason: str) -> None:

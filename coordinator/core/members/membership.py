@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 from dtfm.coordinator.core.copies import disks
 from dtfm.coordinator.core.ending import tell_end
-from dtfm.coordinator.core.members import welcoming
-from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.members import describing, welcoming
+from dtfm.coordinator.core.members.leaving import leave, send_home
 from dtfm.coordinator.core.members.quarantine import refusal_of
 from dtfm.coordinator.core.plan import precision, slow_lines
 from dtfm.coordinator.core.reach import links, ways
@@ -20,9 +20,8 @@ from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
-from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
+from dtfm.coordinator.core.validation.description import check_pins, check_prepared
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.candidates import origin_of
 from dtfm.protos.identity.credentials import CERTIFICATE_LIFETIME
@@ -143,8 +142,7 @@ def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) ->
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """The node has read the run. The model and the data are defined by the run file's pins, by the first node, or by the first
-    two nodes that agree. All other nodes must agree, too."""
+    """The node has read the run. It goes on if it agrees with the run's description, or makes it: see describing.py."""
     if session.admission is not Admission.JOINED or session.prepared is not None:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
@@ -160,66 +158,38 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
             return
         welcoming.compute_in(transition, session.precision, f"{session.node}, whose GPU has no bf16,", but=session.node)
         state = transition.state
-    if state.ledger.described is not None or _is_believed(state):
-        _go_on(transition, session, message, described)
+    if describing.heard(transition, session, message, described):
+        _go_on(transition, transition.state.members.sessions[session.node], message)
+
+
+def ask_again(transition: Transition) -> None:
+    """Nodes that wait with their description of the run go on, or are refused, if what decides that has changed."""
+    if not describing.should_ask_again(transition):
         return
-    transition.set_session(replace(session, prepared=message, prepares=(0, -1)))
-    transition.emit(ev.NodePrepares(session.node, "waits for a second opinion"))
-    second = next((s for s in _waiting(transition.state) if _agree(transition.state, s, session, described)), None)
-    if second is None:
-        return
-    welcoming.describe(transition, second, described)
-    transition.emit(ev.DataConfirmed(session.node))
-    state = transition.state
-    for waiting in _waiting(transition.state):
-        assert waiting.prepared is not None
-        if waiting.precision != state.run.train.precision:
-            welcoming.prepare_again(transition, waiting)
+    for node in describing.waiting(transition.state):
+        session = transition.state.members.sessions.get(node)
+        if session is None or session.prepared is None:
+            continue  # it has left for what another has said
+        state, described = transition.state, transition.state.ledger.described
+        if described is not None and session.precision != state.run.train.precision:
+            welcoming.prepare_again(transition, session)
             continue
-        said, waiting = waiting.prepared, replace(waiting, prepared=None)
-        transition.set_session(waiting)
         try:
-            _go_on(transition, waiting, said, check_prepared(said, state.run))
+            mine = check_prepared(session.prepared, precision.prepared_for(state, session))
+            if describing.heard(transition, session, session.prepared, mine):
+                said, session = session.prepared, replace(session, prepared=None)
+                transition.set_session(session)
+                _go_on(transition, session, said)
         except Refused as refused:
-            rejected(transition, waiting.stream, refused)
+            rejected(transition, session.stream, refused)
 
 
-def _is_believed(state: State) -> bool:
-    """Whether the first node that describes the run is believed."""
-    trust = state.run.trust
-    return trust.mode == "trusted" or bool(trust.data and trust.workload)
-
-
-def _waiting(state: State) -> list[Session]:
-    """By name, the sessions of nodes that have described the run before any description was believed."""
-    waiting = [session for session in state.members.sessions.values() if session.prepared is not None]
-    return sorted(waiting, key=lambda session: session.node)
-
-
-def _agree(state: State, one: Session, other: Session, described: ev.Described) -> bool:
-    """Whether two members with different keys would train the same. ``described``: what the ``other`` would train."""
-    if one.prepared is None or not _are_two_users(state.ledger, one.node, other.node):
-        return False
-    try:
-        check_agrees(check_prepared(one.prepared, precision.prepared_for(state, one)), described)
-    except Refused:
-        return False
-    return True
-
-
-def _go_on(transition: Transition, session: Session, message: wire.Prepared, described: ev.Described) -> None:
-    """The node agrees with the run, or is the first to describe it. It measures its links next."""
+def _go_on(transition: Transition, session: Session, message: wire.Prepared) -> None:
+    """The node agrees with the run, or has described it. It measures its links next."""
     ledger = transition.state.ledger
-    if ledger.described is None:
-        welcoming.describe(transition, session, described)
-    else:
-        check_agrees(described, ledger.described)
-        if (
-            message.data_read
-            and not ledger.data_confirmed
-            and _are_two_users(ledger, session.node, ledger.described_by)
-        ):
-            transition.emit(ev.DataConfirmed(session.node))
+    second = describing.are_two_users(ledger, session.node, ledger.described_by)
+    if message.data_read and second and not ledger.data_confirmed:
+        transition.emit(ev.DataConfirmed(session.node))
     known = transition.state.ledger.members[session.node].device.flops
     if message.flops and (message.flops != known or message.timed_beside):
         transition.emit(ev.DeviceTimed(session.node, message.flops, beside=message.timed_beside))
@@ -231,13 +201,6 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
         transition.set_session(replace(session, admission=Admission.PROBING, probe_until=due))
     else:
         _arrive(transition, session)
-
-
-def _are_two_users(ledger: Ledger, one: str, other: str) -> bool:
-    """Whether the two names are known to belong to two keys, so that they are two opinions. The key of a revoked name is no
-    longer known."""
-    first, second = ledger.access.names.get(one), ledger.access.names.get(other)
-    return first is not None and second is not None and first.key != second.key
 
 
 def links_measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
@@ -259,10 +222,10 @@ def closed(transition: Transition, stream: int, reason: str) -> None:
 
 def rejected(transition: Transition, stream: int, refused: Refused) -> None:
     """A message on this stream was refused. The stream ends, and so does the membership of its node, if it has one."""
-    session = transition.state.members.session_of(stream)
-    transition.refuse(stream, session.node if session else "", refused.reason, str(refused))
-    if session is not None:
-        leave(transition, session, f"refused: {refused}")
+    if (session := transition.state.members.session_of(stream)) is not None:
+        send_home(transition, session, refused)
+    else:
+        transition.refuse(stream, "", refused.reason, str(refused))
 
 
 def lapse(transition: Transition) -> None:

@@ -72,6 +72,8 @@ class Members:
     """By node that left without a goodbye: when it left, and when it came back."""
     decisions: int = 0
     """The number of times that a plan has decided the run's precision."""
+    read: Mapping[str, str] = field(default_factory=dict)
+    """By node, the digest of the data that it has read itself before the first plan (members/describing.py)."""
     looked: float = -math.inf
     """When this process last looked at the clock."""
     hearing: float = -math.inf

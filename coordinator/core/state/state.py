@@ -19,6 +19,7 @@ from dtfm.coordinator.core.timeouts import PATIENCE_LEASES
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import plan_pb2
 from dtfm.protos.run_file.run_file import RunFile
+from dtfm.protos.source_files import Files
 from dtfm.scheduler.model.rounds import Rounds
 
 ATTEMPTS = 3
@@ -77,6 +78,8 @@ class State:
     """The last step that passed its deadline and may resume with the work done so far (plan/adoption.py), if there was one."""
     stalls: tuple[int, int] = (0, 0)
     """The run's number of commits, and how often a deadline has passed since the last commit."""
+    own_files: Files = ()
+    """The coordinator's own copies of the data's files; empty: it has none, or has not read them yet."""
     disk_bytes: float = math.inf
     """Bytes free on the coordinator's own disk when this process started."""
     exit_code: int | None = None

@@ -11,11 +11,24 @@ from dtfm.coordinator.core.validation.admission import check_flops
 from dtfm.coordinator.log.events import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
+from dtfm.protos.printable import printable
 from dtfm.protos.run_file.cluster_tables import Trust
 from dtfm.protos.run_file.run_file import RunFile
+from dtfm.protos.source_files import (
+    DIGEST,
+    MOST_DESCRIBED,
+    MOST_NAME,
+    MOST_RANGES,
+    RANGE_DIGEST,
+    Files,
+    difference,
+    read_file,
+)
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Layer, Workload
 
+OTHERS = "the other nodes"
+MOST_KEY = 64
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
 MOST_SNAPSHOTS = 4
@@ -75,7 +88,30 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         buckets=buckets,
         weights_fingerprint=weights.hex(),
         layouts=prepared.layouts.hex(),
+        files=_checked_files(prepared),
     )
+
+
+def _checked_files(prepared: wire.Prepared) -> Files:
+    number, ranges = len(prepared.files), sum(len(file.ranges) for file in prepared.files)
+    require(number <= MOST_DESCRIBED, "files", number, f"at most {MOST_DESCRIBED} of them")
+    require(ranges <= MOST_RANGES * RANGE_DIGEST, "files.ranges", ranges, f"at most {MOST_RANGES * RANGE_DIGEST} bytes")
+    for file in prepared.files:
+        for field, most in (("key", MOST_KEY), ("name", MOST_NAME)):
+            text = getattr(file, field)
+            fits = 0 < len(text) <= most and printable(text, " ") == text
+            require(fits, f"files.{field}", text, f"1 to {most} printable characters")
+        check_number("files.size", file.size, 0, 1 << 50)
+        check_number("files.range_bytes", file.range_bytes, 0, 1 << 50)
+        require(len(file.digest) in (0, DIGEST), "files.digest", file.digest.hex(), f"empty, or {DIGEST} bytes")
+        fits = len(file.ranges) == RANGE_DIGEST * (-(-file.size // file.range_bytes) if file.range_bytes else 0)
+        require(fits, "files.ranges", len(file.ranges), f"{RANGE_DIGEST} bytes for each range")
+    return tuple(map(read_file, prepared.files))
+
+
+def same_data(one: Described, other: Described) -> bool:
+    """Whether two nodes would train on the same samples."""
+    return one.data_digest == other.data_digest
 
 
 def differs_from_pins(described: Described, trust: Trust) -> Iterator[tuple[str, str, str]]:
@@ -100,13 +136,8 @@ def check_agrees(mine: Described, run: Described) -> None:
 
     The memory that layers keep and work with may differ somewhat, since it depends on versions. It may differ at will if either
     node could only guess. It changes no result, and the run uses the first node's numbers."""
-    for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
-        if getattr(mine, name) != getattr(run, name):
-            raise Refused(
-                wire.DATA_DIFFERS,
-                f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes; all nodes need the same "
-                f"files (for python-stdlib: the same Python version, for tokenizers and hub data: the same revision)",
-            )
+    if not same_data(mine, run):
+        raise data_differs(mine, run)
     if mine.weights_fingerprint != run.weights_fingerprint:
         differs = "their values differ: those of another revision, or of another training"
         if mine.weights_fingerprint[:64] != run.weights_fingerprint[:64]:
@@ -134,6 +165,27 @@ def check_agrees(mine: Described, run: Described) -> None:
             if large > MOST_APART * max(small, LEAST_COMPARED):
                 name = f"{field} of layer {theirs.name}"
                 raise _workload_differs(name, getattr(ours, field), getattr(theirs, field))
+
+
+def data_differs(mine: Described, run: Described) -> Refused:
+    """The refusal of a node that would train on other data: with the file that differs, if a file does."""
+    names = ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample")
+    name = next((name for name in names if getattr(mine, name) != getattr(run, name)), names[0])
+    differs = f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes"
+    needed = (
+        "all nodes need the same files (for python-stdlib: the same Python version, for hub data: the same revision)"
+    )
+    if file := difference(mine.files, run.files, OTHERS):
+        return Refused(wire.DATA_DIFFERS, f"{file}; {needed}; {differs}")
+    if mine.files and run.files:
+        needed = "the files are the same, so that it is their tokens; all nodes need the same tokenizer and versions"
+    return Refused(wire.DATA_DIFFERS, f"{differs}; {needed}")
+
+
+def own_copy_differs(mine: Described, own: Files) -> Refused | None:
+    """The refusal of a node whose files are not the coordinator's own. None: they are, as far as both have described theirs."""
+    file = difference(mine.files, own, "the coordinator")
+    return Refused(wire.DATA_DIFFERS, f"{file}; copy the coordinator's file here") if file else None
 
 
 def _is_guessed(described: Described) -> bool:

@@ -219,6 +219,18 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ),
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
         ('[data]\nisolate_documents = true\ntext_field = "messages"', "data.isolate_documents = True: is for text"),
+        (
+            "[data]\nchapter_bytes = 9",
+            "data.chapter_bytes = 9: is for files on the nodes' disks, and 'python-stdlib' names none",
+        ),
+        (
+            '[data]\nsource = "s3://bucket/x.jsonl"\nchapter_bytes = 9',
+            "data.chapter_bytes = 9: is for files on the nodes' disks",
+        ),
+        (
+            '[data]\nsource = "x.jsonl"\nlimit = 3\nchapter_bytes = 9',
+            "data.chapter_bytes = 9: cannot be used with data.limit",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_would_be_right(text: str, sentence: str) -> None:
