@@ -38,9 +38,12 @@ class Kind(enum.IntEnum):
     STATE = 6
     """Parameters and optimizer state. index: bucket, part: the newest step that the sender has applied."""
     UPDATE = 7
-    """Summed gradients of a step, or an exchange's sum, for which the sender votes, to its standbys. index: bucket."""
+    """Summed gradients of a step, or an exchange's sum, for which the sender votes, to its standbys. After the gradients come
+    Muon's updates. index: bucket."""
     COMMITTED = 8
     """The step's global gradient norm (float64) with which the sender has applied it. index: bucket, part: as in STATE."""
+    ORTHOGONAL = 9
+    """A piece of Muon's update of a matrix, sent by the matrix's owner. index: bucket, part: piece."""
 
 
 class FrameProblem(enum.Enum):

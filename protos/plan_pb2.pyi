@@ -14,6 +14,11 @@ class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINEAR: _ClassVar[Schedule]
     WARMUP_STABLE_DECAY: _ClassVar[Schedule]
 
+class Optimizer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADAMW: _ClassVar[Optimizer]
+    MUON: _ClassVar[Optimizer]
+
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRECISION_UNSPECIFIED: _ClassVar[Precision]
@@ -24,6 +29,8 @@ COSINE: Schedule
 CONSTANT: Schedule
 LINEAR: Schedule
 WARMUP_STABLE_DECAY: Schedule
+ADAMW: Optimizer
+MUON: Optimizer
 PRECISION_UNSPECIFIED: Precision
 FP32: Precision
 BF16: Precision
@@ -100,7 +107,7 @@ class Run(_message.Message):
         chapter_bytes: int
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ..., split: _Optional[str] = ..., limit: _Optional[int] = ..., template: _Optional[str] = ..., held_out: _Optional[str] = ..., held_out_split: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Run.Data.Source, _Mapping]]] = ..., chapter_bytes: _Optional[int] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum", "compile", "loss_per_token", "optimizer")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +128,7 @@ class Run(_message.Message):
         OUTER_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
         COMPILE_FIELD_NUMBER: _ClassVar[int]
         LOSS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+        OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
         steps: int
         global_batch: int
         micro_batch: int
@@ -141,7 +149,8 @@ class Run(_message.Message):
         outer_momentum: float
         compile: bool
         loss_per_token: bool
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., compile: _Optional[bool] = ..., loss_per_token: _Optional[bool] = ...) -> None: ...
+        optimizer: Optimizer
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., compile: _Optional[bool] = ..., loss_per_token: _Optional[bool] = ..., optimizer: _Optional[_Union[Optimizer, str]] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction", "exchange")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -196,7 +205,7 @@ class Run(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ..., trust: _Optional[_Union[Run.Trust, _Mapping]] = ...) -> None: ...
 
 class Layer(_message.Message):
-    __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes", "frozen_bytes", "backward_flops")
+    __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes", "frozen_bytes", "backward_flops", "orthogonal_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +214,7 @@ class Layer(_message.Message):
     WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
     FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    ORTHOGONAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     forward_flops: float
     parameter_bytes: int
@@ -213,7 +223,8 @@ class Layer(_message.Message):
     working_bytes: int
     frozen_bytes: int
     backward_flops: float
-    def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ..., frozen_bytes: _Optional[int] = ..., backward_flops: _Optional[float] = ...) -> None: ...
+    orthogonal_bytes: int
+    def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ..., frozen_bytes: _Optional[int] = ..., backward_flops: _Optional[float] = ..., orthogonal_bytes: _Optional[int] = ...) -> None: ...
 
 class Rounds(_message.Message):
     __slots__ = ("since", "steps", "count", "before", "restarts")

@@ -145,7 +145,7 @@ def _proven_alone(
     """
     numbers = np.flatnonzero(problem.proven)
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
-    state = problem.parameters_before[-1] * problem.workload.least_device_bytes_per_parameter_byte
+    state = problem.workload.least_on_device(problem.parameters_before[-1], problem.orthogonal_before[-1])
     state += problem.frozen_before[-1]
     if (stages or 1) > len(numbers) or problem.memory[numbers].sum() < state:
         return None

@@ -62,9 +62,11 @@ def _memory(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
     if ledger.described is None:
         return None
     workload, has = ledger.described.workload, ledger.members[node].device.memory_bytes
-    each = workload.least_device_bytes_per_parameter_byte
     needs = min(
-        sum(layer.parameter_bytes * each + layer.frozen_bytes for layer in workload.layers[slice(*stage.layers)])
+        sum(
+            workload.least_on_device(layer.parameter_bytes, layer.orthogonal_bytes) + layer.frozen_bytes
+            for layer in workload.layers[slice(*stage.layers)]
+        )
         for stage in plan.stages
     )
     if has >= needs:

@@ -67,6 +67,9 @@ class Described:
         frozen = [x.frozen_bytes for x in workload.layers]
         if any(frozen):  # so that earlier pins stay valid
             more += [frozen, workload.backward_per_forward]
+        orthogonal = [x.orthogonal_bytes for x in workload.layers]
+        if any(orthogonal):
+            more.append(orthogonal)
         return _digest(layers, optimizer, copy, self.buckets, self.weights_fingerprint, *more)
 
 

@@ -20,6 +20,7 @@ _OF_LAYERS = (
     "kept_bytes",
     "working_bytes",
     "frozen_bytes",
+    "orthogonal_bytes",
 )
 
 
@@ -37,6 +38,7 @@ def describe(asked: RunFile, allowed_modules: Sequence[str] = ()) -> str:
     else:
         (sample, tokenizer), tokens = text_sample(run.data), run.data.sequence_length
     model = load_model(run.model, sample, allowed_modules, tokenizer)
+    model.set_optimizer(run.train.optimizer)
     costs = layer_costs(model, run)
     document = {
         "layers": [{size: getattr(layer, size) for size in _OF_LAYERS} for layer in costs],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,10 @@ from blake3 import blake3
 from dtfm.kernels.digest import digest
 
 STATE_TENSORS = 3
-"""A bucket's state: the parameters and AdamW's two moments, all of one size."""
+"""A bucket's state: the parameters and two moments. A matrix that Muon updates has no part in the second moment."""
+
+UPDATES_DTYPE = torch.bfloat16
+"""Of Muon's updates."""
 
 HOST = torch.device("cpu")
 """The host's memory, as a place for state."""
@@ -39,6 +42,8 @@ class BucketSpec:
     """The exchanges of islands have momentum in this run."""
     kept: frozenset[str] = frozenset()
     """Parameters that the family says weight decay does not apply to."""
+    orthogonal: frozenset[str] = frozenset()
+    """Matrices that Muon updates; AdamW updates the others."""
 
     def decays(self, name: str, dimensions: int) -> bool:
         """Whether weight decay applies to the parameter: as usual, to matrices, not to biases and norms."""
@@ -54,6 +59,16 @@ class BucketSpec:
         """The number of parameter elements."""
         return sum(math.prod(shape) for _, shape in self.parameters)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The elements of each tensor of the bucket's state."""
+        return self.size, self.size, self.size - sum(self.matrix_sizes), *[self.size] * self.has_momentum
+
+    @property
+    def matrix_sizes(self) -> tuple[int, ...]:
+        """The elements of each matrix that Muon updates, in the order of the flat tensors."""
+        return tuple(math.prod(shape) for name, shape in self.parameters if name in self.orthogonal)
+
     def used_by(self, first: int, past_last: int) -> bool:
         """Whether one of the layers [first, past_last) uses the bucket."""
         return any(first <= layer < past_last for layer in self.layers)
@@ -61,11 +76,12 @@ class BucketSpec:
 
 def bucket_bytes(spec: BucketSpec, dtype: torch.dtype, *, shared: bool = False) -> int:
     """Size in bytes of the bucket's state, or of the part that all islands share (``shared``)."""
-    return (1 + spec.has_momentum if shared else spec.tensors) * spec.size * dtype.itemsize
+    return ((1 + spec.has_momentum) * spec.size if shared else sum(spec.sizes)) * dtype.itemsize
 
 
 class Bucket:
-    """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size] and one dtype.
+    """A bucket's flat tensors, all 1-D, contiguous and of one dtype. All have spec.size elements, except the second moment,
+    which leaves out the matrices that Muon updates, and ``updates``.
 
     - ``parameters`` and ``moments``, the state, are in the memory of ``home``.
     - ``momentum`` is the exchanges' momentum, if the run has one. It belongs to the state, is used once in a round, and is in
@@ -74,11 +90,12 @@ class Bucket:
       state.
     - ``gradients`` are on ``device``, which computes them. Gradients are added in place: zero them by filling, never by
       replacing.
+    - ``updates`` are Muon's updates of its matrices, one after the other, in UPDATES_DTYPE and on ``device``.
     - ``donors`` are the nodes that gave the state to this node, until somebody has found that the state is right.
     - ``is_aside``: the bucket was moved out of the way, where it is only read.
 
-    Gradients, and moments of zero, are allocated on first access, by the thread that makes the bucket or trains it. So a copy
-    of the state that islands share takes no memory for them.
+    Gradients, updates, and moments of zero, are allocated on first access, by the thread that makes the bucket or trains it. So
+    a copy of the state that islands share takes no memory for them.
     """
 
     def __init__(
@@ -93,6 +110,7 @@ class Bucket:
         self.momentum = torch.zeros_like(self.parameters, device=HOST) if spec.has_momentum else None
         self.anchor: torch.Tensor | None = None
         self._gradients: torch.Tensor | None = None
+        self._updates: torch.Tensor | None = None
 
     @property
     def home(self) -> torch.device:
@@ -100,10 +118,17 @@ class Bucket:
 
     @property
     def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """AdamW's moments: the mean of the gradients, and the mean of their squares."""
+        """The mean of the gradients, and without Muon's matrices the mean of their squares."""
         if self._moments is None:
-            self._moments = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
+            _, means, squares, *_ = self.spec.sizes
+            self._moments = self.parameters.new_zeros(means), self.parameters.new_zeros(squares)
         return self._moments
+
+    @property
+    def updates(self) -> torch.Tensor:
+        if self._updates is None:
+            self._updates = torch.zeros(sum(self.spec.matrix_sizes), dtype=UPDATES_DTYPE, device=self.device)
+        return self._updates
 
     @property
     def gradients(self) -> torch.Tensor:
@@ -112,8 +137,8 @@ class Bucket:
         return self._gradients
 
     def forget_gradients(self) -> None:
-        """Frees the gradients. On the next access they are zero."""
-        self._gradients = None
+        """Frees the gradients, and Muon's updates. On the next access they are zero."""
+        self._gradients = self._updates = None
 
     def forget_moments(self) -> None:
         for moment in self.moments:
@@ -157,7 +182,7 @@ class Bucket:
 
     def _with_state(self, copied: Callable[[torch.Tensor], torch.Tensor]) -> Bucket:
         other = copy.copy(self)
-        other._gradients = None
+        other._gradients = other._updates = None
         other.parameters = copied(self.parameters)
         if self._moments is not None:
             other._moments = copied(self._moments[0]), copied(self._moments[1])
@@ -194,19 +219,26 @@ class Bucket:
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """``flat`` ([spec.size]) cut into the bucket's parameters by name, sharing its memory."""
-        pieces = torch.split(flat, [math.prod(shape) for _, shape in self.spec.parameters])
-        return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
+        return _cut(flat, self.spec.parameters)
+
+    def matrices(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The same for tensors like ``updates``, which have the elements of Muon's matrices alone."""
+        return _cut(flat, [each for each in self.spec.parameters if each[0] in self.spec.orthogonal])
+
+    def without_matrices(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The same for tensors like the second moment, which lack the elements of Muon's matrices."""
+        return _cut(flat, [each for each in self.spec.parameters if each[0] not in self.spec.orthogonal])
 
     def read(self, begin: int = 0, end: int | None = None, *, shared: bool = False) -> memoryview:
         """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all. ``shared``: of the tensors of
         ``shared`` instead of ``state``. Little-endian."""
-        tensors, each = self.shared if shared else self.state, self.parameters.nbytes
-        end = len(tensors) * each if end is None else end
+        tensors = self.shared if shared else self.state
+        end = sum(tensor.nbytes for tensor in tensors) if end is None else end
         copied = torch.empty(end - begin, dtype=torch.uint8)
-        for number, tensor in enumerate(tensors):
-            start, stop = max(begin, number * each), min(end, (number + 1) * each)
+        for at, tensor in _placed(tensors):
+            start, stop = max(begin, at), min(end, at + tensor.nbytes)
             if start < stop:
-                part = tensor.detach().view(torch.uint8)[start - number * each : stop - number * each]
+                part = tensor.detach().view(torch.uint8)[start - at : stop - at]
                 copied[start - begin : stop - begin].copy_(part)
         return copied.numpy().data if len(copied) else memoryview(b"")
 
@@ -224,11 +256,23 @@ class Bucket:
                 f"bucket {self.spec.index} has {total} bytes of state, but bytes {offset} to {offset + len(source)} "
                 "arrived: the sender has another model, or another precision"
             )
-        tensors, each = (self.parameters, *self._momenta) if shared else self.state, self.parameters.nbytes
-        for number, tensor in enumerate(tensors):
-            begin, end = max(offset, number * each), min(offset + len(source), (number + 1) * each)
+        for at, tensor in _placed((self.parameters, *self._momenta) if shared else self.state):
+            begin, end = max(offset, at), min(offset + len(source), at + tensor.nbytes)
             for start in range(begin, end, LOADED_AT_ONCE):
                 stop = min(start + LOADED_AT_ONCE, end)
                 piece = source[start - offset : stop - offset]
                 loaded = torch.frombuffer(bytearray(piece) if piece.readonly else piece, dtype=torch.uint8)
-                tensor.view(torch.uint8)[start - number * each : stop - number * each].copy_(loaded)
+                tensor.view(torch.uint8)[start - at : stop - at].copy_(loaded)
+
+
+def _placed(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each tensor, and its first byte's place if they lie one after the other."""
+    at = 0
+    for tensor in tensors:
+        yield at, tensor
+        at += tensor.nbytes
+
+
+def _cut(flat: torch.Tensor, parameters: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+    pieces = torch.split(flat, [math.prod(shape) for _, shape in parameters])
+    return {name: piece.view(shape) for (name, shape), piece in zip(parameters, pieces, strict=True)}

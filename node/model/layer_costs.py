@@ -39,10 +39,11 @@ def layer_costs(model: Model, run: plan_pb2.Run) -> list[plan_pb2.Layer]:
     """
     samples, width, computes_in = run.train.micro_batch, run_dtype(run).itemsize, compute_dtype(run)
     memory = layer_memory(model, samples, computes_in, run_dtype(run))
-    parameter_bytes = [0] * len(model.layers)
+    parameter_bytes, orthogonal_bytes = [0] * len(model.layers), [0] * len(model.layers)
     for bucket in model.buckets:
         for layer in bucket.layers:
             parameter_bytes[layer] += bucket.size * width
+            orthogonal_bytes[layer] += sum(bucket.matrix_sizes) * width
     return [
         plan_pb2.Layer(
             name=layer.name,
@@ -52,6 +53,7 @@ def layer_costs(model: Model, run: plan_pb2.Run) -> list[plan_pb2.Layer]:
             kept_bytes=memory[number].kept,
             working_bytes=memory[number].working + model.frozen.unpacked_bytes(number, computes_in),
             frozen_bytes=model.frozen.layer_bytes(number, computes_in),
+            orthogonal_bytes=orthogonal_bytes[number],
             backward_flops=model.backward_flops(number) * samples if model.frozen else 0.0,
         )
         for number, layer in enumerate(model.layers)

@@ -21,6 +21,7 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.frozen import FrozenWeights
 from dtfm.node.model.initial_values import initial_values
+from dtfm.protos.plan_pb2 import MUON, Optimizer
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -69,6 +70,22 @@ class Model(ABC):
     def set_momentum(self, has_momentum: bool) -> None:
         """Whether exchanges of islands have momentum in this run."""
         self.buckets = tuple(replace(spec, has_momentum=has_momentum) for spec in self.buckets)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """What updates the model's parameters in this run: Muon takes the matrices of layers between the first and the last."""
+        last = len(self.layers) - 1
+        inner = [len(spec.layers) == 1 and 0 < spec.layers[0] < last for spec in self.buckets]
+        self.buckets = tuple(
+            replace(
+                spec,
+                orthogonal=frozenset(
+                    name
+                    for name, shape in spec.parameters
+                    if optimizer == MUON and is_inner and len(shape) == 2 and name not in spec.kept
+                ),
+            )
+            for spec, is_inner in zip(self.buckets, inner, strict=True)
+        )
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:

@@ -1,17 +1,19 @@
-"""AdamW, written so that replicas on different devices stay equal bit for bit."""
+"""The updates of steps and exchanges. AdamW is written so that replicas on different devices stay equal bit for bit."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from dtfm.kernels.transfer import to_host
 from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.model.muon import muon
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.plan_pb2 import Run
 
@@ -57,11 +59,20 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
     return [float(total) for total in torch.stack(totals).tolist()] if totals else []
 
 
+def inner_step(
+    train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor, updates: torch.Tensor
+) -> None:
+    """A training step's update of a bucket's state, in place: Muon's for the matrices that it has, with flat ``updates`` that
+    one replica has found, and AdamW's for the others. ``step``: the number of steps since the moments were zero."""
+    muon(terms.learning_rate, terms.weight_decay, bucket, gradients, updates)
+    adamw(train, step, terms, bucket, gradients)
+
+
 @torch.no_grad()
 def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
-    """Updates a bucket's state in place, on the device or in the host's memory, with flat ``gradients`` of its dtype. A GPU
-    that has the state overwrites ``gradients``. ``step``: the number of steps since the moments were zero. ``train`` has the
-    settings that no operator changes.
+    """Updates a bucket's state in place, except Muon's matrices, on the device or in the host's memory, with flat
+    ``gradients`` of its dtype. A GPU that has the state overwrites ``gradients``. ``step``: the number of steps since the
+    moments were zero. ``train`` has the settings that no operator changes.
 
     The rule is torch.optim.AdamW's (Loshchilov and Hutter, arXiv 1711.05101), in separate operations. torch's own kernels fuse
     multiply-adds differently on each device. Separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the
@@ -119,9 +130,9 @@ def change_since_exchange(bucket: Bucket, factor: float, into: torch.Tensor) -> 
 def _on_gpu(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
     decayed, clip, keep_m, add_m, keep_v, add_v, to_mean, to_root, epsilon, rate = scalars
     for name, view in bucket.views(bucket.parameters).items():
-        if bucket.spec.decays(name, view.ndim):
+        if name not in bucket.spec.orthogonal and bucket.spec.decays(name, view.ndim):
             view.mul_(decayed)
-    for p, g, m, v in zip(*(torch.split(flat, GPU_CHUNK) for flat in _flat(bucket, gradients)), strict=True):
+    for p, g, m, v in _chunks(bucket, gradients):
         g.mul_(clip)
         m.mul_(keep_m)
         v.mul_(keep_v)
@@ -140,8 +151,10 @@ def _on_host(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) 
     decayed, *others = map(scalar, scalars)
     running = deque[Future[None]]()
     with ThreadPoolExecutor(threads, "adamw") as pool:
-        each = [bucket.views(flat) for flat in _flat(bucket, gradients)]
-        for name in each[0]:
+        mean, squares = bucket.moments
+        squares_of = bucket.without_matrices(squares)
+        each = [*map(bucket.views, (bucket.parameters, gradients, mean)), squares_of]
+        for name in squares_of:
             views = [of[name] for of in each]
             keep = decayed if bucket.spec.decays(name, views[0].ndim) else scalar(1)
             for parts in zip(*(torch.split(view.flatten(), HOST_CHUNK) for view in views), strict=True):
@@ -153,5 +166,17 @@ def _on_host(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) 
             running.popleft().result()
 
 
-def _flat(bucket: Bucket, gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return bucket.parameters, gradients, *bucket.moments
+def _chunks(bucket: Bucket, gradients: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Parameters, gradients and moments, GPU_CHUNK elements at a time. Muon's matrices lie between them."""
+    mean, squares = bucket.moments
+    begin = at = 0
+    for is_muons, parameters in groupby(bucket.spec.parameters, lambda each: each[0] in bucket.spec.orthogonal):
+        end = begin + sum(math.prod(shape) for _, shape in parameters)
+        if not is_muons:
+            flat = (
+                *(tensor[begin:end] for tensor in (bucket.parameters, gradients, mean)),
+                squares[at : at + end - begin],
+            )
+            yield from zip(*(torch.split(each, GPU_CHUNK) for each in flat), strict=True)
+            at += end - begin
+        begin = end

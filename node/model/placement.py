@@ -76,6 +76,33 @@ def pieces(elements: int, members: int) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixPiece:
+    """A half-open range of a bucket's `updates`, within the matrix with this number. ``owner`` is the rank of the member that
+    finds the matrix's update."""
+
+    matrix: int
+    owner: int
+    start: int
+    stop: int
+
+
+@functools.lru_cache(maxsize=4096)
+def matrix_pieces(sizes: tuple[int, ...], members: int) -> tuple[MatrixPiece, ...]:
+    """The updates of a bucket's matrices, which have ``sizes`` elements, cut into pieces of at most PIECE_ELEMENTS. The largest
+    matrix goes first to a member, and each next one to the member that has the least."""
+    load, owners = [0] * members, dict[int, int]()
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+        owners[number] = min(range(members), key=load.__getitem__)
+        load[owners[number]] += sizes[number]
+    begins = [0, *itertools.accumulate(sizes)]
+    return tuple(
+        MatrixPiece(number, owners[number], start, min(start + PIECE_ELEMENTS, begins[number + 1]))
+        for number in range(len(sizes))
+        for start in range(begins[number], begins[number + 1], PIECE_ELEMENTS)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """The nodes that hold one bucket, in pipeline order: they reduce its gradients together.
 

@@ -113,13 +113,13 @@ class Stage:
 
     @property
     def state_bytes(self) -> tuple[int, int]:
-        """Bytes of state, gradients and weights: on the device, and in the host's memory."""
+        """Bytes of state, gradients, updates and weights: on the device, and in the host's memory."""
         device, host = self.model.frozen.stage_bytes(self.first, self.past_last, self.dtype), 0
         for index, bucket in self.buckets.items():
-            state = STATE_TENSORS * bucket.parameters.nbytes
+            state = sum(bucket.spec.sizes[:STATE_TENSORS]) * bucket.parameters.itemsize
             host += bucket.for_exchanges_bytes
             own = self.weights[index] is not bucket.parameters
-            device += bucket.gradients.nbytes + (self.weights[index].nbytes if own else 0)
+            device += bucket.gradients.nbytes + bucket.updates.nbytes + (self.weights[index].nbytes if own else 0)
             if self.keeping.optimizer_state is OptimizerState.HOST:
                 host += state
             else:

@@ -53,7 +53,10 @@ def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) 
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     names = () if weights else (*MOMENTS, MOMENTUM)[: spec.tensors - 1]
-    for name, shape in (*spec.parameters, *((name, (spec.size,)) for name in names)):
+    for name, shape in (
+        *spec.parameters,
+        *((name, (size,)) for name, size in zip(names, spec.sizes[1:], strict=False)),
+    ):
         end = begin + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
         begin = end
@@ -66,13 +69,13 @@ def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
     """The run's description of a bucket's file; see protos/bucket_layout.py."""
     whole, weights = file_header(spec, dtype), file_header(spec, dtype, weights=True)
     size = bucket_bytes(spec, dtype)
-    return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // spec.tensors)
+    return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], spec.size * dtype.itemsize)
 
 
 def file_bytes(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> int:
     """The size of the bucket's file, or of one with the ``weights`` alone."""
     size = bucket_bytes(spec, dtype)
-    return len(file_header(spec, dtype, weights=weights)) + (size // spec.tensors if weights else size)
+    return len(file_header(spec, dtype, weights=weights)) + (spec.size * dtype.itemsize if weights else size)
 
 
 class Loading:

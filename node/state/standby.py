@@ -20,8 +20,8 @@ import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.problems import MOST_CHARACTERS
-from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import Terms, adamw, outer_step, terms_of
+from dtfm.node.model.bucket import UPDATES_DTYPE, Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.optimizer import Terms, inner_step, outer_step, terms_of
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS
@@ -50,7 +50,7 @@ class _Copy:
     donor: the donor in use; ``started``: whether its state has come, so that steps follow.
     have: the number of bytes received of the present tensor. They are in ``received`` or, while the bucket is ``empty``, in
     ``arriving``, which fills the bucket itself.
-    voted: the generation and gradients of the next step, which may yet be aborted.
+    voted: the generation, gradients and Muon's updates of the next step, which may yet be aborted.
     applied: the last step whose update has begun here; ``applying`` is that update.
     """
 
@@ -64,7 +64,7 @@ class _Copy:
     empty: bool = True
     have: int = 0
     received: bytearray = field(default_factory=bytearray)
-    voted: tuple[int, torch.Tensor] | None = None
+    voted: tuple[int, torch.Tensor, torch.Tensor] | None = None
     applied: int = 0
     applying: asyncio.Future[None] | None = None
 
@@ -210,7 +210,8 @@ class StandbyCopies:
         totals, step = {Kind.STATE: size}, self._rounds.rested(header.step)
         if copy.started and copy.step is not None:
             totals, step = {}, self._rounds.next_rest(copy.step)
-            if header.total <= copy.bucket.parameters.nbytes:
+            updates = 0 if self._shared else sum(copy.bucket.spec.matrix_sizes)
+            if header.total <= copy.bucket.parameters.nbytes + updates * UPDATES_DTYPE.itemsize:
                 totals[Kind.UPDATE] = header.total  # under a codec, or where most gradients are zero, it is less
             if copy.voted is not None:
                 totals[Kind.COMMITTED] = TERMS.size
@@ -232,7 +233,9 @@ class StandbyCopies:
                 await asyncio.to_thread(copy.bucket.load, whole, shared=self._shared)
                 copy.step, copy.started, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:
-                copy.voted = header.generation, await asyncio.to_thread(_gradients, copy.bucket, header.codec, whole)
+                updates = 0 if self._shared else sum(copy.bucket.spec.matrix_sizes)
+                sums = await asyncio.to_thread(_sums, copy.bucket, header.codec, whole, updates)
+                copy.voted = header.generation, *sums
             case Kind.COMMITTED:
                 await asyncio.shield(self._begin_update(copy, step, Terms(*TERMS.unpack(whole))))
         copy.newest = header.part
@@ -244,7 +247,7 @@ class StandbyCopies:
         """Applies the gradients voted for, in a thread. They are taken here and now, on the event loop, so that no other caller
         can apply them again."""
         assert copy.voted is not None
-        (_, gradients), copy.voted = copy.voted, None
+        (_, gradients, updates), copy.voted = copy.voted, None
         copy.step, copy.applied = None, step  # None until all of it has changed
 
         def update() -> None:
@@ -253,7 +256,7 @@ class StandbyCopies:
                 outer_step(train, bucket, gradients)
             elif len(gradients):
                 trained = self._rounds.trained(step) - self._trained_before
-                adamw(train, trained, terms, bucket, gradients)
+                inner_step(train, trained, terms, bucket, gradients, updates)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)
@@ -290,9 +293,9 @@ class StandbyCopies:
         return (step, voted) if newest == step or (newest == self._rounds.next_rest(step) and voted) else (None, 0)
 
 
-def _gradients(bucket: Bucket, codec: int, data: bytearray) -> torch.Tensor:
-    """Raises FrameError."""
+def _sums(bucket: Bucket, codec: int, data: bytearray, updates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients, and this many of Muon's updates. Raises FrameError."""
     try:
-        return unpack(Codec(codec), data, bucket.spec.size, bucket.parameters.dtype)
+        return unpack(Codec(codec), data, bucket.spec.size, bucket.parameters.dtype, updates)
     except ValueError as error:
         raise FrameError(FrameProblem.MALFORMED, f"the gradients of bucket {bucket.spec.index}: {error}") from None

@@ -302,7 +302,8 @@ class StateStore:
         step, held = self._held.step + 1, self._held.buckets[bucket]
         if not self._held.rounds.at_rest(step):
             return
-        packed = pack(held.gradients if self._sums is None else self._sums[bucket], self._codec)
+        sums = held.gradients if self._sums is None else self._sums[bucket]
+        packed = pack(sums, self._codec, held.updates if not self._held.rounds.count else None)
         newest = self._held.rounds.rested(step - 1)  # the last step that changed the standbys' state
         header = _header(Kind.UPDATE, self._voting, step, bucket, newest, len(packed.data), packed.codec)
         for subscription in subscriptions:

@@ -1,5 +1,5 @@
 """The summed gradients of a step, or an exchange's sum, on their way to standbys: encoded by a codec, followed by the elements
-that the codec changes, with their places. So the same bits arrive."""
+that the codec changes, with their places. So the same bits arrive. After them come Muon's updates, as they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from dtfm.kernels.codec import Codec, Encoded, decode, encode, encoded_bytes
 from dtfm.kernels.transfer import to_host
+from dtfm.node.model.bucket import UPDATES_DTYPE
 
 PLACE = np.dtype("<u4")
 _BITS = {4: torch.int32, 8: torch.int64}
@@ -16,7 +17,16 @@ BASES = Codec.RAW16, Codec.I4B64
 """Codecs that keep the bits of their own decoded values. Under I8B256 most blocks would have another scale."""
 
 
-def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
+def pack(gradients: torch.Tensor, codec: Codec, updates: torch.Tensor | None = None) -> Encoded:
+    """A copy of the sum of ``gradients`` (flat), and of Muon's ``updates`` (flat) if there are any."""
+    packed = _pack(gradients, codec)
+    if updates is None or not len(updates):
+        return packed
+    more = to_host(updates).view(torch.uint8).numpy()
+    return Encoded(packed.codec, memoryview(packed.data.tobytes() + more.tobytes()))
+
+
+def _pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
     """A copy of flat ``gradients`` as ``codec`` decodes them: encoded, then the places and values of elements with other
     bits. If most elements differ, or the codec leaves elements out: only elements that are not 0, with their places."""
     if not len(gradients):
@@ -34,8 +44,20 @@ def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
     return Encoded(base.codec, memoryview(base.data.tobytes() + at.tobytes() + values.tobytes()))
 
 
-def unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """The flat tensor that `pack` encoded to ``data`` under ``codec``. Raises ValueError for bytes that it cannot have made."""
+def unpack(
+    codec: Codec, data: bytearray, elements: int, dtype: torch.dtype, updates: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The flat tensors that `pack` encoded to ``data`` under ``codec``: ``elements`` gradients, and this many ``updates``.
+    Raises ValueError for bytes that it cannot have made."""
+    end = len(data) - updates * UPDATES_DTYPE.itemsize
+    if end < 0:
+        raise ValueError(f"{len(data)} bytes are less than {updates} updates have")
+    found = torch.frombuffer(data[end:], dtype=UPDATES_DTYPE) if updates else torch.empty(0, dtype=UPDATES_DTYPE)
+    return _unpack(codec, data[:end] if updates else data, elements, dtype), found
+
+
+def _unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """The flat tensor that `_pack` encoded to ``data`` under ``codec``."""
     if codec is Codec.OFF and len(data) == elements * dtype.itemsize:
         return torch.frombuffer(data, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
     begin = encoded_bytes(codec, elements, dtype) if codec in BASES else 0

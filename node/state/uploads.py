@@ -86,16 +86,17 @@ class Uploads:
     def _send_file(self, loaded: LoadedRun, upload: Move, part: Part) -> Part:
         """Returns the part that has arrived."""
         spec, dtype = loaded.model.buckets[part.bucket], run_dtype(loaded.run)
-        each, header = spec.size * dtype.itemsize, file_header(spec, dtype)
+        header = file_header(spec, dtype)
+        sizes = len(header), *(size * dtype.itemsize for size in spec.sizes)
         first = file_header(spec, dtype, weights=True) if upload.weights else header
-        whole, sent, found = blake3(), blake3(first), [blake3() for _ in range(1 + spec.tensors)]
+        whole, sent, found = blake3(), blake3(first), [blake3() for _ in sizes]
         nonce, at, size, begun = secrets.token_hex(NONCE_BYTES), 0, len(first), time.monotonic()
         with NewFile(upload.folder, bucket_file(part.bucket, nonce)) as target:
             target.write(first)
             for piece in self._disk.read(upload.step, part.bucket, at_once=PIECE_BYTES)[1]:
                 self._check_wanted(upload)
                 whole.update(piece)
-                for number, content in enumerate(_split(piece, at, (len(header), *[each] * spec.tensors))):
+                for number, content in enumerate(_split(piece, at, sizes)):
                     found[number].update(content)
                     if number == 1 or (number > 1 and not upload.weights):
                         target.write(content)

@@ -22,7 +22,8 @@ from dtfm.node.host.work import WORK
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.loss import Scored
-from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms, terms_of
+from dtfm.node.model.muon import orthogonalise
+from dtfm.node.model.optimizer import change_since_exchange, inner_step, outer_step, squared_norms, terms_of
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
@@ -108,7 +109,8 @@ class Generation:
         bound = inherited.bound or ContributionBound() if is_open else None
         of_changes = inherited.bound_of_changes or ContributionBound() if is_open else None
         to_peers = self._send, self.receiver.let_go
-        self.reducer = Reducer(placement, *to_peers, bound=bound, came=self._came)
+        with_matrices = {index: bucket for index, bucket in stage.buckets.items() if bucket.spec.orthogonal}
+        self.reducer = Reducer(placement, *to_peers, bound=bound, came=self._came, with_matrices=with_matrices)
         everywhere = replace(placement, groups=placement.exchange_groups)
         self.exchanger = Reducer(everywhere, *to_peers, inherited.residuals, of_changes, self._came)
         """Of the exchanges, which there are only with rounds."""
@@ -170,6 +172,7 @@ class Generation:
                 self._tell_final(step, index)
             with WORK.waiting():  # the reduction has a thread, which works or waits by itself
                 reduction.result()
+            self._orthogonalise_alone()
         except BaseException as error:
             if not isinstance(error, Closed):
                 self.progress.spoil()
@@ -254,7 +257,8 @@ class Generation:
                 outer_step(train, bucket, bucket.gradients)
             else:
                 terms = terms_of(commit, bucket.spec, self.placement.island)
-                adamw(train, rounds.trained(step) - began, terms, bucket, bucket.gradients)
+                trained = rounds.trained(step) - began
+                inner_step(train, trained, terms, bucket, bucket.gradients, bucket.updates)
             self.stage.refresh(index)
             WORK.did()
         self.progress.spoil()  # frees the tensors kept of it, before there are more
@@ -343,6 +347,13 @@ class Generation:
         keep = progress.keep_unreduced if keeps else lambda *_: progress.spoil()
         self._reduced_with = self.codecs.reduction
         return self.reducer.start(step, gradients, self.codecs.reduction, keep)
+
+    def _orthogonalise_alone(self) -> None:
+        """Finds the updates of Muon's matrices in buckets that nobody reduces with this node."""
+        for index, bucket in self.stage.buckets.items():
+            for name in bucket.spec.orthogonal if len(self.placement.groups[index].members) == 1 else ():
+                orthogonalise(bucket, bucket.gradients, name)
+                WORK.did()
 
     def _counted_norm(self, gradients: Mapping[int, torch.Tensor]) -> float:
         groups, node = self.placement.groups, self.placement.node
@@ -444,7 +455,7 @@ class Generation:
                 self._queue.put(("train", header.step), arrival)
             case Kind.EVALUATION:
                 self._queue.put(("evaluate", header.step), arrival)
-            case Kind.REDUCE | Kind.GATHER:
+            case Kind.REDUCE | Kind.GATHER | Kind.ORTHOGONAL:
                 self._reducer_of(header.step).queue.put(header.step, arrival)
 
     def _reducer_of(self, step: int) -> Reducer:

@@ -32,6 +32,7 @@ from dtfm.node.model.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
+from dtfm.node.model.muon import check_muon
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
@@ -39,7 +40,7 @@ from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.timing import Timing
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Prepared, Preparing as Doing, Timed
-from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.plan_pb2 import MUON, Run
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Preparation:
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
         model = self.loaded.model
         model.set_momentum(run.train.outer_momentum > 0)
+        model.set_optimizer(run.train.optimizer)
         if timed_with != (run.train.compile, run.train.precision):
             model.compiles = run.train.compile and can_compile(device)
             self._equipment.progress.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
@@ -158,6 +160,8 @@ def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
     checks = [partial(check_places, run, allowed.places)]
     if compute_dtype(run) is torch.bfloat16:
         checks.append(partial(check_bf16, device))
+    if run.train.optimizer == MUON:
+        checks.append(check_muon)
     told_together(checks)
 
 

@@ -9,6 +9,8 @@ their way. One thread takes arriving pieces; another sends, which may wait for a
 read. A member that holds more of another's pieces than it can sum may stop reading from it for a while (see
 Receiver.readable). All members send their pieces in the same order, so the first piece without a sum has always come.
 
+After the sums of a bucket with matrices that Muon updates, their owners send the updates: matrix_updates.py.
+
 Under a sparse codec one member of each island sends a piece to all, and all add up the pieces that were sent. Most of the
 elements that it left out are added to its next changes of the same elements.
 """
@@ -20,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -27,9 +30,10 @@ from dtfm.kernels.codec import Codec, Encoded, decode, encode, encode_with_feedb
 from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
-from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
+from dtfm.node.training.matrix_updates import MatrixUpdates
 from dtfm.node.training.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What, ready
@@ -59,6 +63,7 @@ class _Bucket:
     missing: the pieces without their sum.
     final: set once this node's own gradients are final; all is done in that context.
     sparse: all members add up each piece, from its senders (`Group.senders`).
+    updates: of its matrices, if Muon updates some in this step.
     """
 
     index: int
@@ -66,6 +71,7 @@ class _Bucket:
     group: Group
     rank: int
     sparse: bool
+    updates: MatrixUpdates | None
     final: Beside | None = None
     addends: dict[int, dict[int, Arrival]] = field(default_factory=dict)
     missing: set[int] = field(init=False)
@@ -77,6 +83,10 @@ class _Bucket:
     def __post_init__(self) -> None:
         ranges = pieces(self.gradients.numel(), len(self.members))
         self.missing = {number for number, (start, stop) in enumerate(ranges) if stop > start}
+
+    @property
+    def is_complete(self) -> bool:
+        return self.final is not None and not self.missing and not (self.updates and self.updates.lacking)
 
     def range(self, number: int) -> tuple[int, int]:
         """The half-open range of a piece's elements."""
@@ -139,7 +149,7 @@ class Reducer:
 
     ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``came`` is called with each tensor
     before it is used, ``let_go`` when it is used up. ``carried`` are the residuals to begin with. ``bound`` limits what other
-    members add; None: nothing does.
+    members add; None: nothing does. ``with_matrices`` are the buckets with matrices that Muon updates in these steps.
     """
 
     def __init__(
@@ -150,8 +160,10 @@ class Reducer:
         carried: Residuals | None = None,
         bound: ContributionBound | None = None,
         came: Callable[[Arrival], None] = lambda _: None,
+        with_matrices: Mapping[int, Bucket] = MappingProxyType({}),
     ) -> None:
         self.placement = placement
+        self.with_matrices = with_matrices
         self.bound = bound
         self.queue: TopicQueue[int, Arrival | Final] = TopicQueue()
         self.carried: Residuals = carried or {}
@@ -219,11 +231,13 @@ class _Reduction:
         self._keep = keep
         self._left_out: dict[int, torch.Tensor] = {}
         groups = self._placement.groups
-        self._buckets = {
-            index: _Bucket(index, flat, groups[index], groups[index].members.index(self._placement.node), codec.sparse)
-            for index, flat in gradients.items()
-            if len({*groups[index].islands} if codec.sparse else groups[index].members) > 1
-        }
+        self._buckets: dict[int, _Bucket] = {}
+        for index, flat in gradients.items():
+            group, matrices = groups[index], reducer.with_matrices.get(index)
+            if len({*group.islands} if codec.sparse else group.members) > 1:
+                rank = group.members.index(self._placement.node)
+                updates = None if matrices is None else MatrixUpdates(matrices, len(group.members), rank)
+                self._buckets[index] = _Bucket(index, flat, group, rank, codec.sparse, updates)
         self._unsent = list(self._buckets.values())
         self._sent: list[Future[None]] = []
 
@@ -231,7 +245,7 @@ class _Reduction:
         """Returns the residuals of the sent messages."""
         try:
             with WORK.working():
-                while any(b.missing or b.final is None for b in self._buckets.values()):
+                while not all(bucket.is_complete for bucket in self._buckets.values()):
                     self._take(self._reducer.queue.get(self._step))
                     WORK.did()
             wait(self._sent)
@@ -270,6 +284,10 @@ class _Reduction:
             bucket.addends.setdefault(number, {})[bucket.members.index(item.source)] = item
             if bucket.summable(number):
                 self._add_up(bucket, number)
+        elif item.header.kind is Kind.ORTHOGONAL:
+            assert bucket.updates is not None
+            bucket.updates.take(item)
+            self._reducer.let_go(item)
         else:
             with span(Activity.DECODE, self._step, bucket.index):
                 summed = item.decoded(bucket.gradients.device)
@@ -278,7 +296,7 @@ class _Reduction:
                         f"the sum of bucket {bucket.index} from {item.source} is NaN or infinite", item.source
                     )
                 bucket.piece(item.header.part).copy_(summed)
-            bucket.missing.discard(item.header.part)
+            self._has_sum(bucket, item.header.part)
             self._reducer.let_go(item)
 
     def _make_final(self, bucket: _Bucket) -> None:
@@ -300,11 +318,18 @@ class _Reduction:
     def _add_up(self, bucket: _Bucket, number: int) -> None:
         with span(Activity.REDUCE, self._step, bucket.index):
             bucket.add_up(number, self._reducer.bound)
-        bucket.missing.discard(number)
         for addend in bucket.addends.pop(number, {}).values():
             self._reducer.let_go(addend)
         if not bucket.sparse:
             self._submit(self._send_sum, bucket, number)
+        self._has_sum(bucket, number)
+
+    def _has_sum(self, bucket: _Bucket, number: int) -> None:
+        """The piece is summed. After the last one, this node finds the updates of its matrices: once it has sent its own sums,
+        which a codec changes."""
+        bucket.missing.discard(number)
+        for matrix in bucket.updates.own if bucket.updates and not bucket.missing else ():
+            self._submit(self._send_update, bucket, matrix)
 
     def _spread(self, bucket: _Bucket, number: int) -> None:
         """Sends this node's part of a piece to all others, and goes on with the values that they get."""
@@ -334,10 +359,19 @@ class _Reduction:
             own.copy_(_arriving(message, own))
         self._send_to_others(Kind.GATHER, message, bucket, number)
 
-    def _send_to_others(self, kind: Kind, message: Encoded, bucket: _Bucket, number: int) -> None:
+    def _send_update(self, bucket: _Bucket, matrix: int) -> None:
+        assert bucket.updates is not None
+        with span(Activity.REDUCE, self._step, bucket.index):
+            found = [*bucket.updates.find(matrix, bucket.gradients)]
+        for number, update in found:
+            self._send_to_others(Kind.ORTHOGONAL, encode(Codec.OFF, update), bucket, number, update)
+
+    def _send_to_others(
+        self, kind: Kind, message: Encoded, bucket: _Bucket, number: int, piece: torch.Tensor | None = None
+    ) -> None:
         for rank, member in enumerate(bucket.members):
             if rank != bucket.rank:
-                self._send(kind, member, bucket, number, message, bucket.piece(number))
+                self._send(kind, member, bucket, number, message, bucket.piece(number) if piece is None else piece)
 
     def _send(
         self, kind: Kind, destination: str, bucket: _Bucket, number: int, message: Encoded, piece: torch.Tensor

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, encoded_bytes
-from dtfm.node.model.placement import Placement
+from dtfm.node.model.bucket import UPDATES_DTYPE
+from dtfm.node.model.placement import Placement, matrix_pieces
 from dtfm.node.model.stage import Stage
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
 
@@ -18,13 +19,14 @@ from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
 class TensorSizes:
     """The tensors that a node exchanges, in elements: one micro-batch's activation before and after its stage, and the
     parameters of each bucket that it holds. Activations and their gradients have type ``dtype``, and the parameters' gradients
-    type ``reduced``."""
+    type ``reduced``. ``matrices``: by bucket, the elements of each matrix that Muon updates."""
 
     input: int
     output: int
     buckets: Mapping[int, int]
     dtype: torch.dtype
     reduced: torch.dtype
+    matrices: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def tensor_sizes(stage: Stage, micro_batch: int) -> TensorSizes:
@@ -35,6 +37,7 @@ def tensor_sizes(stage: Stage, micro_batch: int) -> TensorSizes:
         buckets={index: bucket.spec.size for index, bucket in stage.buckets.items()},
         dtype=stage.dtype,
         reduced=next(iter(stage.buckets.values())).parameters.dtype,
+        matrices={index: bucket.spec.matrix_sizes for index, bucket in stage.buckets.items()},
     )
 
 
@@ -70,7 +73,8 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{header.kind.name} {header.index} part {header.part} from {source}; the plan has "
             f"{' or '.join(senders) or 'nobody'} send it here",
         )
-    dtype = expect.sizes.reduced if header.kind in (Kind.REDUCE, Kind.GATHER) else expect.sizes.dtype
+    reduced = dict.fromkeys((Kind.REDUCE, Kind.GATHER), expect.sizes.reduced) | {Kind.ORTHOGONAL: UPDATES_DTYPE}
+    dtype = reduced.get(header.kind, expect.sizes.dtype)
     if DTYPES.get(header.dtype) != dtype or header.elements != elements:
         raise FrameError(
             FrameProblem.UNEXPECTED,
@@ -78,6 +82,8 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{DTYPES.get(header.dtype, header.dtype)}",
         )
     codec = encoded_with(header, elements, dtype)
+    if header.kind is Kind.ORTHOGONAL and codec is not Codec.OFF:
+        raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} under {codec.name.lower()}")
     if codec.sparse and header.kind is not Kind.REDUCE:
         raise FrameError(
             FrameProblem.UNEXPECTED,
@@ -112,6 +118,12 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         adding = [group.members[rank] for rank in group.senders(header.part)] if to_all else group.members
         return tuple(n for n in adding if n != placement.node) if is_mine else (owner,), stop - start
     match header.kind:
+        case Kind.ORTHOGONAL if not exchanges and header.index in placement.groups:
+            members = placement.groups[header.index].members
+            sent = matrix_pieces(sizes.matrices.get(header.index, ()), len(members))
+            if header.part >= len(sent) or (owner := members[sent[header.part].owner]) == placement.node:
+                return (), 0
+            sender, elements = owner, sent[header.part].stop - sent[header.part].start
         case Kind.ACTIVATION if not exchanges:
             sender, elements = placement.previous.get(header.index), sizes.input
         case Kind.EVALUATION:

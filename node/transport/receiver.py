@@ -23,7 +23,7 @@ from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kin
 #: Names a tensor: source, kind, step, index, part.
 _Key = tuple[str, Kind, int, int, int]
 
-_BETWEEN_REPLICAS = frozenset({Kind.REDUCE, Kind.GATHER})
+_BETWEEN_REPLICAS = frozenset({Kind.REDUCE, Kind.GATHER, Kind.ORTHOGONAL})
 """Kinds that replicas exchange; they have streams of their own (sender.py)."""
 
 READ_AHEAD_BYTES = 32 << 20

@@ -41,6 +41,7 @@ _RANKS = {
     Kind.EVALUATION: Rank.PIPELINE,
     Kind.REDUCE: Rank.REDUCTION,
     Kind.GATHER: Rank.REDUCTION,
+    Kind.ORTHOGONAL: Rank.REDUCTION,
 }
 
 

@@ -32,6 +32,7 @@ _SCHEDULES = {
     "linear": plan_pb2.LINEAR,
     "warmup-stable-decay": plan_pb2.WARMUP_STABLE_DECAY,
 }
+_OPTIMIZERS = {"adamw": plan_pb2.ADAMW, "muon": plan_pb2.MUON}
 _TRUST_MODES = {"trusted": plan_pb2.Run.Trust.TRUSTED, "open": plan_pb2.Run.Trust.OPEN}
 
 
@@ -89,6 +90,11 @@ class RunFile(Table):
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
         train, network = info.data.get("train"), info.data.get("network")
         has_rounds = train is not None and train.rounds not in (0, "auto")
+        if train is not None and train.optimizer == "muon" and (trust.mode == "open" or trust.audits):
+            raise ValueError(
+                'Muon\'s updates are not audited, and nobody bounds those that a stranger sends: set train.optimizer = "adamw", '
+                'or mode = "trusted" without audits'
+            )
         if has_rounds and network and network.exchange == "topk" and (trust.mode == "open" or trust.audits):
             raise ValueError(
                 'exchanges cannot be audited with network.exchange = "topk", as each island adds what it left out of others, nor '
@@ -145,7 +151,9 @@ class RunFile(Table):
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
-        other_ways = {"precision", "rounds", "schedule", "activation_checkpointing", "optimizer_state", "loss_per"}
+        other_ways = {
+            *("precision", "rounds", "schedule", "optimizer", "activation_checkpointing", "optimizer_state", "loss_per")
+        }
         train, pretrained = self.train.model_dump(exclude=other_ways), self.model.pretrained
         if self.own_weights is not None:
             pretrained = f"{COORDINATORS_DISK}/{PRETRAINED}"
@@ -170,6 +178,7 @@ class RunFile(Table):
                 precision=PRECISIONS[self.with_precision(bf16=False).train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
                 loss_per_token=self.train.loss_per == "token",
+                optimizer=_OPTIMIZERS[self.train.optimizer],
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

@@ -13,7 +13,7 @@ MOST_HELD_OUT = 1 << 18
 
 
 class Train(Table):
-    """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
+    """The training itself: batches, the optimizer, the learning rate's schedule, precision and evaluation.
 
     The learning rate rises linearly during the warm-up, then follows `schedule`. Without compression and `rounds` every step
     has the loss of a single process, for any number of nodes and through joins and failures.
@@ -26,7 +26,15 @@ class Train(Table):
     global_batch: int = Field(
         default=32, ge=1, le=1 << 24, description="Samples per step, a multiple of `micro_batch`."
     )
-    learning_rate: float = Field(default=3e-3, gt=0, le=100, description="AdamW's learning rate after the warm-up.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description='What updates the weights. "muon": Muon updates the matrices of all layers but the first and the last (so '
+        "neither embeddings nor the head), and AdamW the rest, with the same `learning_rate` and `weight_decay`. Muon keeps one "
+        "moment of a matrix instead of two, its momentum is 0.95, and `clip_norm` does not apply to its matrices, as their "
+        "updates have one size. One replica finds the update of a matrix and sends it to the others, in 16 bits. Without a codec "
+        'replicas exchange a quarter more by this. It needs torch 2.9, `trust.mode` "trusted" and no audits.',
+    )
+    learning_rate: float = Field(default=3e-3, gt=0, le=100, description="The learning rate after the warm-up.")
     warmup_steps: int = Field(
         default_factory=lambda known: min(20, known.get("steps", 0) // 10),
         ge=0,
@@ -53,9 +61,7 @@ class Train(Table):
         le=1,
         description="The learning rate at the last step, as a fraction of `learning_rate`, if the schedule falls.",
     )
-    weight_decay: float = Field(
-        default=0.1, ge=0, le=10, description="AdamW's weight decay, applied to matrices alone."
-    )
+    weight_decay: float = Field(default=0.1, ge=0, le=10, description="The weight decay, applied to matrices alone.")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay rate of the gradient's running mean.")
     beta2: float = Field(
         default=0.95, ge=0, lt=1, description="AdamW's decay rate of the squared gradient's running mean."
@@ -72,7 +78,8 @@ class Train(Table):
         default=1.0,
         ge=0,
         le=1e9,
-        description="Norm to which the whole model's gradient is clipped. 0 disables clipping.",
+        description="Norm to which the whole model's gradient is clipped, except matrices that Muon updates. 0 disables "
+        "clipping.",
     )
     precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
         default="auto",

@@ -192,8 +192,10 @@ class _Bounds:
         most = problem.workload.micro_batches
         held = np.where(past_last == layers, in_flight(0, 1), min(in_flight(0, 2), most))
         need = (
-            np.diff(problem.parameters_before[stage], axis=1)[:, 0]
-            * problem.workload.least_device_bytes_per_parameter_byte
+            problem.workload.least_on_device(
+                np.diff(problem.parameters_before[stage], axis=1)[:, 0],
+                np.diff(problem.orthogonal_before[stage], axis=1)[:, 0],
+            )
             + np.diff(problem.frozen_before[stage], axis=1)[:, 0]
             + held * kept
         )

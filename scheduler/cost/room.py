@@ -148,14 +148,15 @@ def room_of(problem: Problem, plan: Plan) -> Room:
             if name in numbers:
                 seat[numbers[name]] = *stage.layers, place_of(stage.keeping[place] if stage.keeping else Keeping())
     workload, size = problem.workload, problem.parameters_before
-    on_device = workload.bytes_kept_per_parameter_byte, workload.for_exchanges_per_parameter_byte
-    in_host = workload.bytes_beside_host_per_parameter_byte, workload.host_bytes_per_parameter_byte
-    before = np.array([on_device, in_host])[:, :, None] * size
+    orthogonal = problem.orthogonal_before
+    on_device = workload.kept_on_device(size, orthogonal), size * workload.for_exchanges_per_parameter_byte
+    in_host = workload.kept_beside_host(size, orthogonal), workload.kept_on_host(size, orthogonal)
+    before = np.array([on_device, in_host])
     before[:, DEVICE] += problem.frozen_before  # which the node reads again: nobody fetches them from it
     return Room(
         seat,
         np.ascontiguousarray(before),
-        size * (1.0 + workload.optimizer_bytes_per_parameter_byte),
+        size * (1.0 + workload.optimizer_bytes_per_parameter_byte) - orthogonal,
         np.column_stack([problem.memory, problem.host_memory]),
         np.array([any(place_of(way) == where for way in workload.ways) for where in (DEVICE, HOST)], dtype=np.int64),
     )

@@ -197,4 +197,5 @@ class Holdings:
 
     @property
     def _layer_bytes(self) -> Floats:
-        return np.diff(self.problem.parameters_before) * self.problem.workload.bytes_moved_per_parameter_byte
+        problem = self.problem
+        return problem.workload.moved(np.diff(problem.parameters_before), np.diff(problem.orthogonal_before))

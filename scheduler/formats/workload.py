@@ -31,7 +31,7 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
     """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}], "micro_batches", ...}``.
     FLOPs and bytes are numbers, per micro-batch except ``parameter_bytes``: see Layer and Workload.
 
-    Optional keys of a layer are ``kept_bytes``, ``working_bytes`` and ``frozen_bytes``.
+    Optional keys of a layer are ``kept_bytes``, ``working_bytes``, ``frozen_bytes`` and ``orthogonal_bytes``.
 
     Optional keys of the workload:
     - ``backward_per_forward`` (default 2).

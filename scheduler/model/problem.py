@@ -14,7 +14,7 @@ from dtfm.scheduler.model.chains import chains, flow_matrix, settled
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.memory import LADDER, Checkpointing, Keeping
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, unless_usual
-from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.model.workload import UPDATE_BYTES, Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -56,8 +56,10 @@ class Problem:
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     reduced_before: Floats = field(init=False)
-    """Bytes of gradients that replicas reduce, as the workload's codec leaves them: the bytes to multiply with `slowness`."""
+    """Bytes of gradients, and of Muon's updates, that replicas reduce, as the workload's codec leaves them: the bytes to multiply
+    with `slowness`."""
     frozen_before: Floats = field(init=False)
+    orthogonal_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
     inputs_before: Floats = field(init=False)
     activation: Floats = field(init=False)
@@ -93,8 +95,13 @@ class Problem:
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
             "reduced_before": _before(
-                [layer.parameter_bytes * self.workload.sent_per_reduced_byte for layer in layers]
+                [
+                    layer.parameter_bytes * self.workload.sent_per_reduced_byte
+                    + layer.orthogonal_bytes * UPDATE_BYTES / 2  # they are gathered, and not scattered before
+                    for layer in layers
+                ]
             ),
+            "orthogonal_before": _before([layer.orthogonal_bytes for layer in layers]),
             "frozen_before": _before([layer.frozen_bytes for layer in layers]),
             "kept_before": _before([layer.kept for layer in layers]),
             "inputs_before": _before([0.0, *(layer.activation_bytes for layer in layers[:-1])]),

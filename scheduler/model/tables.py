@@ -73,7 +73,7 @@ class Tables(NamedTuple):
 @lru_cache(REMEMBERED)
 def tables(problem: Problem) -> Tables:
     """The problem's tables."""
-    workload = problem.workload
+    workload, sizes = problem.workload, (problem.parameters_before, problem.orthogonal_before)
     ways = [LADDER.index(way) for way in workload.ways]
     held = np.zeros((MOST_STAGES + 1, MOST_STAGES), dtype=np.int64)
     for stages in range(1, MOST_STAGES + 1):
@@ -107,11 +107,10 @@ def tables(problem: Problem) -> Tables:
         slower=np.maximum(np.maximum(problem.slowness, problem.slowness.T), np.maximum(shared, shared.T)),
         layer=_records(
             flops_before=problem.flops_before,
-            state_before=problem.parameters_before * workload.bytes_kept_per_parameter_byte + problem.frozen_before,
+            state_before=workload.kept_on_device(*sizes) + problem.frozen_before,
             outer_before=problem.parameters_before * workload.for_exchanges_per_parameter_byte,
-            beside_host_before=problem.parameters_before * workload.bytes_beside_host_per_parameter_byte
-            + problem.frozen_before,
-            host_before=problem.parameters_before * workload.host_bytes_per_parameter_byte,
+            beside_host_before=workload.kept_beside_host(*sizes) + problem.frozen_before,
+            host_before=workload.kept_on_host(*sizes),
             kept_before=problem.kept_before,
             inputs_before=problem.inputs_before,
             working=np.array([*(layer.working_bytes for layer in workload.layers), 0.0]),

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, LADDER, Checkpointing, Keeping, OptimizerState
+
+UPDATE_BYTES = 0.5
+"""Of Muon's updates, per byte of the parameters: 16 bits for 32. They lie on the device beside the gradients, and their owner
+sends them to the other replicas. In return these parameters have one moment instead of two."""
+
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class Layer:
     """The most that either pass allocates for a while in addition."""
     frozen_bytes: float = 0.0
     """Of the weights that nobody trains, as nodes keep them on the device."""
+    orthogonal_bytes: float = 0.0
+    """Of the parameters that Muon updates: see UPDATE_BYTES."""
 
     @property
     def kept(self) -> float:
@@ -39,6 +52,7 @@ class Layer:
             "kept_bytes",
             "working_bytes",
             "frozen_bytes",
+            "orthogonal_bytes",
         ):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -158,14 +172,30 @@ class Workload:
         gradients."""
         return (self.copy_bytes_per_parameter_byte or 1.0) + 1.0
 
-    @property
-    def least_device_bytes_per_parameter_byte(self) -> float:
-        """The least that a layer's state needs on any device, in any way that the workload allows."""
+    def kept_on_device(self, parameters: Bytes, orthogonal: Bytes) -> Bytes:
+        """The device's memory for layers whose state is there. ``parameters`` and ``orthogonal`` are the layers' bytes."""
+        return parameters * self.bytes_kept_per_parameter_byte + orthogonal * (UPDATE_BYTES - 1)
+
+    def kept_beside_host(self, parameters: Bytes, orthogonal: Bytes) -> Bytes:
+        """The device's memory for layers whose state is in the host's."""
+        return parameters * self.bytes_beside_host_per_parameter_byte + orthogonal * UPDATE_BYTES
+
+    def kept_on_host(self, parameters: Bytes, orthogonal: Bytes) -> Bytes:
+        """The host's memory for these layers."""
+        return parameters * self.host_bytes_per_parameter_byte - orthogonal
+
+    def moved(self, parameters: Bytes, orthogonal: Bytes) -> Bytes:
+        """Bytes transferred to a node that takes over layers: weights, optimizer state, and the momentum of exchanges."""
+        return parameters * self.bytes_moved_per_parameter_byte - orthogonal
+
+    def least_on_device(self, parameters: Bytes, orthogonal: Bytes) -> Bytes:
+        """The least that the state of one or more layers needs on any device, in any way that the workload allows."""
         needs = {
-            OptimizerState.DEVICE: self.bytes_kept_per_parameter_byte,
-            OptimizerState.HOST: self.bytes_beside_host_per_parameter_byte,
+            OptimizerState.DEVICE: self.kept_on_device(parameters, orthogonal),
+            OptimizerState.HOST: self.kept_beside_host(parameters, orthogonal),
         }
-        return min(needs[way.optimizer_state] for way in self.ways)
+        least: Bytes = functools.reduce(np.minimum, [needs[way.optimizer_state] for way in self.ways])
+        return least
 
     @property
     def host_bytes_per_parameter_byte(self) -> float:

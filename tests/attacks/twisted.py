@@ -358,12 +358,12 @@ def mislabelled() -> Iterator[None]:
 @contextmanager
 def learning_too_fast() -> Iterator[None]:
     """Inside, this process learns at three times the rate. It audits others as it should."""
-    update = optimizer.adamw
+    update = optimizer.inner_step
 
     def faster(train: Run.Train, step: int, terms: optimizer.Terms, *rest: Any) -> None:
         update(train, step, replace(terms, learning_rate=3 * terms.learning_rate), *rest)
 
-    with mock.patch("dtfm.node.training.generation.adamw", faster):
+    with mock.patch("dtfm.node.training.generation.inner_step", faster):
         yield
 
 

@@ -1,8 +1,10 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0] [--batch-each]``.
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0] [--batch-each]
+[--optimizer adamw muon]``.
 
 The model is trained once with an exchange after every step, like a run without rounds. Then it is trained once for each number
-of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written
+of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum), and all that with each optimizer. All
+is compared with the first run. The rule is the product's, written
 again in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps
 lost" is how many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says
 nothing about seconds. Multiply with the tokens per second that `plan` prints.
@@ -27,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.plan_pb2 import ADAMW, MUON, Run
 from dtfm.protos.run_file.run_file import parse_run, read_run_file
 from dtfm.scheduler.model.rounds import Rounds
 from tests.bench.rows import Row, show
@@ -47,13 +49,15 @@ class Way:
     rate: float = 1.0
     momentum: float = 0.0
     batch: int = 1
+    optimizer: str = "adamw"
 
     def __str__(self) -> str:
+        muon = ", muon" if self.optimizer == "muon" else ""
         if self.every == 1:
-            return "every step"
+            return f"every step{muon}"
         samples = f", {self.batch} times the samples" if self.batch > 1 else ""
         outer = f"{self.codec}, rate {self.rate:g}, momentum {self.momentum:g}"
-        return f"{self.islands} islands, every {self.every}, {outer}{samples}"
+        return f"{self.islands} islands, every {self.every}, {outer}{samples}{muon}"
 
     @property
     def rounds(self) -> Rounds:
@@ -88,6 +92,7 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
     train.warmup_steps = min(round(train.warmup_steps * rounds), int(steps * rounds) // 4)
     train.steps, run.seed = round(steps * rounds), seed
     train.outer_rate, train.outer_momentum, run.network.exchange = way.rate, way.momentum, way.codec
+    train.optimizer = MUON if way.optimizer == "muon" else ADAMW
 
 
 def steps_to(loss: float, losses: Mapping[int, float]) -> float:
@@ -133,6 +138,7 @@ def main() -> int:
     outers = [("off", 0.7, 0.9), ("i4b64", 1.0, 0.0), ("topk", 1.0, 0.0)]
     parser.add_argument("--outer", type=outer, nargs="+", default=outers, help="CODEC:RATE:MOMENTUM")
     parser.add_argument("--batch-each", action="store_true", help="each island has global_batch samples in a step")
+    parser.add_argument("--optimizer", nargs="+", choices=("adamw", "muon"), default=["adamw"], help="train.optimizer")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
@@ -143,6 +149,7 @@ def main() -> int:
         parser.error("--batch-each: leave out --after, as one island would train the samples of all of them")
     kinds = itertools.product(arguments.islands, arguments.every, arguments.outer)
     ways = [Way(), *(Way(islands, every, *rule) for islands, every, rule in kinds)]
+    ways = [replace(way, optimizer=each) for each in arguments.optimizer for way in ways]
     if arguments.batch_each:
         ways = [replace(way, batch=way.islands) for way in ways]
     seeds = range(1, arguments.seeds + 1)

@@ -10,6 +10,7 @@ import copy
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +27,7 @@ from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.model import Model
-from dtfm.protos.plan_pb2 import FP64, Run
+from dtfm.protos.plan_pb2 import FP64, MUON, Run
 from tests.node.load_once import load_once
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def plain_losses(
     module = whole_model(run, data, allowed_modules)
     if run.model.weights in ("", "bf16"):
         module = module.to(dtype)
-    optimizer = adamw_of(run, module)
+    optimizer = optimizer_of(run, module)
     for step in itertools.count(1):
         of_step = train.global_batch // train.micro_batch
         inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
@@ -85,7 +86,7 @@ def losses_of_islands(
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
-    copies: dict[int, tuple[Any, torch.optim.Optimizer]] = {}
+    copies: dict[int, tuple[Any, Optimizer]] = {}
     anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
     momentum, loss = torch.zeros_like(anchor), 0.0
     sums = SparseSums()
@@ -96,7 +97,7 @@ def losses_of_islands(
                 module = copy.deepcopy(first)
                 if step > 1:
                     nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
-                copies[island] = module, adamw_of(run, module)
+                copies[island] = module, optimizer_of(run, module)
         copies = {island: copies[island] for island in numbers}
         whole = sum(map(len, numbers.values()))
         if exchanges(step):
@@ -115,7 +116,7 @@ def losses_of_islands(
             for module, _ in copies.values():
                 nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
             if run.trust.audit_rate > 0:  # each round begins with moments of zero
-                copies = {island: (module, adamw_of(run, module)) for island, (module, _) in copies.items()}
+                copies = {island: (module, optimizer_of(run, module)) for island, (module, _) in copies.items()}
         else:
             total = torch.zeros((), dtype=anchor.dtype, device=device)
             counted = {island: len(mine) for island, mine in numbers.items()}
@@ -146,10 +147,13 @@ def changed(run: Run, values: Mapping[str, float]) -> Run:
     return other
 
 
-def update(run: Run, module: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+def update(run: Run, module: nn.Module, optimizer: Optimizer, step: int) -> None:
     """Applies the gradients of ``step``, and clears them."""
     if run.train.clip_norm > 0:
-        nn.utils.clip_grad_norm_(module.parameters(), run.train.clip_norm)
+        norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+        muons = {*map(id, matrices_of(module) if run.train.optimizer == MUON else ())}
+        clipped = [p for p in module.parameters() if id(p) not in muons]
+        nn.utils.clip_grads_with_norm_(clipped, run.train.clip_norm, norm)
     for group in optimizer.param_groups:
         group["lr"] = scheduled_rate(run, step)
         if group["weight_decay"]:
@@ -158,8 +162,39 @@ def update(run: Run, module: nn.Module, optimizer: torch.optim.Optimizer, step: 
     optimizer.zero_grad()
 
 
-def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:
-    trained = [p for p in module.parameters() if p.requires_grad]
+class MuonAndAdamW:
+    """torch's, each for its part of the parameters."""
+
+    def __init__(self, run: Run, module: nn.Module) -> None:
+        matrices = matrices_of(module)
+        muon = torch.optim.Muon(matrices, weight_decay=run.train.weight_decay, adjust_lr_fn="match_rms_adamw")
+        self._both = muon, adamw_of(run, module, without=matrices)
+        self.param_groups = [group for each in self._both for group in each.param_groups]
+
+    def step(self) -> None:
+        for each in self._both:
+            each.step()
+
+    def zero_grad(self) -> None:
+        for each in self._both:
+            each.zero_grad()
+
+
+Optimizer = torch.optim.Optimizer | MuonAndAdamW
+
+
+def optimizer_of(run: Run, module: nn.Module) -> Optimizer:
+    return MuonAndAdamW(run, module) if run.train.optimizer == MUON else adamw_of(run, module)
+
+
+def matrices_of(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices of a language model's layers, without embeddings and head."""
+    return [p for name, p in module.named_parameters() if re.search(r"\.(h|layers)\.\d+\.", name) and p.ndim == 2]
+
+
+def adamw_of(run: Run, module: nn.Module, without: Sequence[nn.Parameter] = ()) -> torch.optim.Optimizer:
+    others = {*map(id, without)}
+    trained = [p for p in module.parameters() if p.requires_grad and id(p) not in others]
     matrices, vectors = ([p for p in trained if (p.ndim >= 2) is wide] for wide in (True, False))
     groups = [{"params": matrices, "weight_decay": run.train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(run.train.beta1, run.train.beta2), eps=run.train.epsilon)

@@ -91,6 +91,7 @@ class InProcess:
         memory: int = 1 << 30,
         devices: Sequence[torch.device] = (CPU,),
     ) -> None:
+        model.set_optimizer(run.train.optimizer)
         self._loaded = LoadedRun(run, model, data, dialler("in process"), Allowed(["/"]))
         self._speed_of_links = bandwidth
         self._hardware = Device(kind=devices[0].type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)

@@ -8,7 +8,7 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
-from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.plan_pb2 import ADAMW, Run
 
 _known: dict[tuple[bytes, Sample], Model] = {}
 """The models of most tests, by their sources. To cut one into layers and to see what these keep takes a node half a
@@ -24,6 +24,7 @@ def load_once(
         _known[key] = load_model(spec, sample, allowed_modules, tokenizer)
     model = _known[key]
     model.set_momentum(False)
+    model.set_optimizer(ADAMW)
     model.compiles = False
     return model
 

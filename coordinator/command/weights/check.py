@@ -21,12 +21,11 @@ class BucketCheck:
         self._path, self._bucket, self._state = stored.path, bucket, state
         self._whole, self._at = blake3(), 0
         found = [(each.begin, each.end) for each in stored.tensors if each.name.startswith(OPTIMIZER)]
-        count = 1 if bucket.moments else 1 + len(found)
-        self._each = (stored.size - stored.data_begin) // count
+        begins = [0] if bucket.moments else [0, *(begin for begin, _ in found)]
+        self._ranges = [*zip(begins, [*begins[1:], stored.size - stored.data_begin], strict=True)]
         self._begin = stored.data_begin
-        self._tensors = [blake3() for _ in range(count)]
-        expected = [(i * self._each, (i + 1) * self._each) for i in range(1, count)]
-        self._as_nodes_write = bool(bucket.moments) or found == expected
+        self._tensors = [blake3() for _ in begins]
+        self._as_nodes_write = bool(bucket.moments) or found == self._ranges[1:]
 
     def add(self, piece: bytes) -> None:
         """The next piece; b"" after the last one. Raises CheckpointError."""
@@ -34,9 +33,9 @@ class BucketCheck:
             self._finish()
             return
         self._whole.update(piece)
-        for number, digest in enumerate(self._tensors):
-            begin = self._begin + number * self._each - self._at
-            digest.update(memoryview(piece)[max(0, begin) : max(0, begin + self._each)])
+        for (begin, end), digest in zip(self._ranges, self._tensors, strict=True):
+            before = self._begin - self._at
+            digest.update(memoryview(piece)[max(0, before + begin) : max(0, before + end)])
         self._at += len(piece)
 
     @property

@@ -178,6 +178,17 @@ def parameter_bytes(state: State, layers: Layers) -> float:
     return sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
 
 
+def moved_bytes(state: State, layers: Layers) -> float:
+    """Of the layers' whole state."""
+    workload = state.ledger.description.workload
+    return sum(workload.moved(each.parameter_bytes, each.orthogonal_bytes) for each in workload.layers[slice(*layers)])
+
+
+def orthogonal_bytes(state: State, layers: Layers) -> float:
+    described = state.ledger.description
+    return sum(layer.orthogonal_bytes for layer in described.workload.layers[slice(*layers)])
+
+
 def frozen_bytes(state: State, layers: Layers) -> float:
     described = state.ledger.description
     return sum(layer.frozen_bytes for layer in described.workload.layers[slice(*layers)])

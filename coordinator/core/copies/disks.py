@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies.availability import parameter_bytes
+from dtfm.coordinator.core.copies.availability import moved_bytes, parameter_bytes
 from dtfm.coordinator.core.state.session import Admission, Session
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.transition import Transition
@@ -44,9 +44,8 @@ def look_for_room(transition: Transition, before: Plan | None) -> None:
     ``before``: the previous plan, which was checked already. Training goes on, and a failed write is tried again."""
     state, run, plan = transition.state, transition.state.run, transition.state.ledger.training.in_force
     workload = state.ledger.description.workload
-    all_of_state = workload.bytes_moved_per_parameter_byte
     if before is None and run.keeps_checkpoints_itself:
-        each = parameter_bytes(state, (0, len(workload.layers))) * (1 if run.checkpoint.weights else all_of_state)
+        each = (parameter_bytes if run.checkpoint.weights else moved_bytes)(state, (0, len(workload.layers)))
         needed = round((run.checkpoint.keep + 1) * each + ROOM_BYTES)  # an older one goes when the new one is whole
         if state.disk_bytes < needed:
             transition.emit(ev.DiskShort("", int(state.disk_bytes), needed))
@@ -57,8 +56,8 @@ def look_for_room(transition: Transition, before: Plan | None) -> None:
         sharing.setdefault(state.ledger.key_of(node) or node, []).append(node)
     for nodes in sharing.values():
         sessions = [state.members.sessions[node] for node in nodes if node in state.members.sessions]
-        sizes = (parameter_bytes(state, parts[s.node]) * (SNAPSHOTS - len(s.on_disk)) for s in sessions)
-        needed, free = round(all_of_state * sum(sizes)), min((s.disk_bytes for s in sessions), default=0)
+        sizes = (moved_bytes(state, parts[s.node]) * (SNAPSHOTS - len(s.on_disk)) for s in sessions)
+        needed, free = round(sum(sizes)), min((s.disk_bytes for s in sessions), default=0)
         if 0 < free < needed and any(told.get(node) != parts[node] for node in nodes):
             transition.emit(ev.DiskShort(", ".join(nodes), free, needed))
 

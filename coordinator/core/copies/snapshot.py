@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, disks, moving
-from dtfm.coordinator.core.copies.availability import donors_at_work, on_disk, parameter_bytes
+from dtfm.coordinator.core.copies.availability import donors_at_work, moved_bytes, on_disk
 from dtfm.coordinator.core.copies.keeping_up import rests_on_one_machine
 from dtfm.coordinator.core.findings import Doubt, contradicting
 from dtfm.coordinator.core.messages import part_message
@@ -70,8 +70,7 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
         return False
     plan, *_ = transition.state.ledger.training.in_force.islands  # all islands have the same weights now
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
-    most_bytes = max(parameter_bytes(transition.state, layers) for layers in writers.values())
-    most_bytes *= transition.state.ledger.description.workload.bytes_moved_per_parameter_byte
+    most_bytes = max(moved_bytes(transition.state, layers) for layers in writers.values())
     moves, due, sessions = Moves(), _due(transition, most_bytes / DISK_BANDWIDTH), transition.state.members.sessions
     for node in sorted(writers.keys() & sessions.keys()):
         moves = moving.begun(moves, sessions[node], range(*writers[node]), due)

@@ -9,13 +9,12 @@ from itertools import zip_longest
 
 from dtfm.coordinator.core.copies.availability import (
     fastest_donors,
-    parameter_bytes,
     standby_of,
     standbys_of,
     step_of,
 )
 from dtfm.coordinator.core.copies.keeping_up import joining
-from dtfm.coordinator.core.copies.wanted_standbys import copied_per_parameter_byte, lacking, wanted_standbys
+from dtfm.coordinator.core.copies.wanted_standbys import copied_bytes, lacking, wanted_standbys
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import shorten
@@ -140,7 +139,7 @@ def _copy_patience(state: State, node: str, layers: Layers, donors: Givers, *, j
     ``joins`` the chosen plan, that plan waits for it; a node too slow for short steps gets the rest in a pause."""
     links, named = state.ledger.reach.links, {name for names in donors for name in names}
     rates = [link.bandwidth for name in named if (link := links.get(name, {}).get(node)) is not None]
-    size = parameter_bytes(state, layers) * copied_per_parameter_byte(state)
+    size = copied_bytes(state, layers)
     return max(GRACE_LEASES * state.lease if joins else state.patience, 10 * size / max([1.0, *rates]))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dtfm.coordinator.core.copies.availability import frozen_bytes, parameter_bytes
+from dtfm.coordinator.core.copies.availability import frozen_bytes, moved_bytes, orthogonal_bytes, parameter_bytes
 from dtfm.coordinator.core.copies.keeping_up import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.state.copies import Layers
 from dtfm.coordinator.core.state.state import State
 from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage
+from dtfm.scheduler.model.workload import UPDATE_BYTES
 
 FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. Over slower
@@ -74,7 +75,7 @@ def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage]) -> str:
     if ledger.training.step_seconds is None:
         return ""
     here = set(map(ledger.party, stage.replicas))
-    slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.training.step_seconds, 1e-3))
+    slowest = _followed_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.training.step_seconds, 1e-3))
     fastest: dict[str, float] = {}
     for replica in stage.replicas:
         for node, link in ledger.reach.links.get(replica, {}).items():
@@ -100,23 +101,33 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
     workload, size = state.ledger.description.workload, parameter_bytes(state, layers)
     workload, device = workload.with_rounds() if state.rounds.count else workload, state.ledger.members[node].device
     own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
+    matrices = orthogonal_bytes(state, layers)
+    owned = 0.0 if trained is None else orthogonal_bytes(state, trained.layers)
     frozen = frozen_bytes(state, layers)
     outer = workload.for_exchanges_per_parameter_byte
     if device.host_memory_bytes == 0:
         frozen += 0.0 if trained is None else frozen_bytes(state, trained.layers)
-        needed = (own + size) * (workload.bytes_kept_per_parameter_byte + outer) + frozen
+        needed = workload.kept_on_device(own + size, owned + matrices) + (own + size) * outer + frozen
         return needed <= fraction * device.memory_bytes
-    if trained is None and size * workload.least_device_bytes_per_parameter_byte + frozen > device.memory_bytes:
+    if trained is None and workload.least_on_device(size, matrices) + frozen > device.memory_bytes:
         return False
     keeping = trained.keeping[trained.replicas.index(node)] if trained is not None and trained.keeping else Keeping()
-    own *= outer if keeping.optimizer_state is OptimizerState.DEVICE else workload.host_bytes_per_parameter_byte
-    return own + size * copied_per_parameter_byte(state) <= fraction * device.host_memory_bytes
+    is_here = keeping.optimizer_state is OptimizerState.DEVICE
+    own = own * outer if is_here else workload.kept_on_host(own, owned)
+    return own + copied_bytes(state, layers) <= fraction * device.host_memory_bytes
 
 
-def copied_per_parameter_byte(state: State) -> float:
-    """The bytes that a standby copies per parameter byte. With rounds it copies only the state that islands share."""
-    workload = state.ledger.description.workload
-    return workload.bytes_shared_per_parameter_byte if state.rounds.count else workload.bytes_moved_per_parameter_byte
+def copied_bytes(state: State, layers: Layers) -> float:
+    """The bytes that a standby copies. With rounds it copies only the state that islands share."""
+    if state.rounds.count:
+        return parameter_bytes(state, layers) * state.ledger.description.workload.bytes_shared_per_parameter_byte
+    return moved_bytes(state, layers)
+
+
+def _followed_bytes(state: State, layers: Layers) -> float:
+    """What a standby gets without a codec: in a step the gradients and Muon's updates, with rounds an exchange's sum."""
+    updates = 0.0 if state.rounds.count else UPDATE_BYTES * orthogonal_bytes(state, layers)
+    return parameter_bytes(state, layers) + updates
 
 
 def lacking(state: State, plan: Plan) -> dict[str, Layers]:
@@ -154,7 +165,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     for layer in range(*layers):
         donors = holders[layer]
         if node not in donors:
-            sizes[donors] = sizes.get(donors, 0.0) + parameter_bytes(state, (layer, layer + 1))
+            sizes[donors] = sizes.get(donors, 0.0) + _followed_bytes(state, (layer, layer + 1))
     for donors, size in sizes.items():
         known = [
             ledger.reach.links[donor][node].bandwidth for donor in donors if node in ledger.reach.links.get(donor, {})

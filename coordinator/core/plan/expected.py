@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.copies.availability import parameter_bytes
+from dtfm.coordinator.core.copies.availability import moved_bytes
 from dtfm.coordinator.core.state.state import State
 
 SLOWEST_DISK = 20e6
@@ -34,6 +34,5 @@ def loading_seconds(state: State, node: str) -> float:
     givers = {name for layer in lacking if held for name in held[layer]}
     links = ledger.reach.links
     rates = [link.bandwidth for name in givers if (link := links.get(name, {}).get(node)) is not None]
-    of_state = ledger.description.workload.bytes_moved_per_parameter_byte
-    size = of_state * sum(parameter_bytes(state, (layer, layer + 1)) for layer in lacking)
+    size = sum(moved_bytes(state, (layer, layer + 1)) for layer in lacking)
     return frozen + size / max([SLOWEST_DISK if not givers else 1.0, *rates])

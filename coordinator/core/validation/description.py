@@ -48,6 +48,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         check_number(f"layers[{index}].backward_flops", layer.backward_flops, 0, 1e24)
         for size in ("parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes", "frozen_bytes"):
             check_number(f"layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
+        check_number(f"layers[{index}].orthogonal_bytes", layer.orthogonal_bytes, 0, layer.parameter_bytes)
     require(any(layer.forward_flops for layer in layers), "layers", "no forward_flops", "some work")
     data, weights = prepared.data_fingerprint, prepared.weights_fingerprint
     require(8 <= len(data) <= 64, "data_fingerprint", data.hex(), "a digest of 8 to 64 bytes")
@@ -73,6 +74,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
             float(x.kept_bytes),
             float(x.working_bytes),
             float(x.frozen_bytes),
+            float(x.orthogonal_bytes),
         )
         for x in layers
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,11 +283,13 @@ def test_who_names_a_checkpoint_and_a_log_has_it_checked(
         export(tmp_path / "again", store=url)
 
 
-def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state() -> None:
-    spec = BucketSpec(2, (2,), (("z.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
+@pytest.mark.parametrize("muons", [(), ("z.weight",), ("z.weight", "a.bias", "scale")])
+def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state(muons: Sequence[str]) -> None:
+    parameters = (("z.weight", (3, 4)), ("a.bias", (3,)), ("scale", ()))
+    spec = BucketSpec(2, (2,), parameters, orthogonal=frozenset(muons))
     bucket = Bucket(spec, torch.device("cpu"), torch.float32)
     for number, tensor in enumerate(bucket.state):
-        tensor.copy_(torch.arange(spec.size) + number)
+        tensor.copy_(torch.arange(len(tensor)) + number)
     content = file_header(spec, torch.float32) + bytes(bucket.read())
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/bucket", content)

@@ -45,6 +45,24 @@ def test_any_bytes_of_the_state_can_be_copied(dtype: torch.dtype) -> None:
         assert bucket.read(begin, end) == state[begin:end]
 
 
+def test_a_matrix_of_muons_has_no_part_in_the_second_moment() -> None:
+    spec = replace(SPEC, orthogonal=frozenset({"a.weight"}), has_momentum=True)
+    bucket, other = Bucket(spec, CPU, torch.float32), Bucket(spec, CPU, torch.float32)
+    for number, tensor in enumerate(bucket.state):
+        tensor.copy_(torch.arange(len(tensor)) + 100 * number)
+    assert [len(tensor) for tensor in bucket.state] == [16, 16, 4, 16]
+    assert {name: view.shape for name, view in bucket.matrices(bucket.updates).items()} == {"a.weight": (3, 4)}
+    assert [*bucket.without_matrices(bucket.moments[1])] == ["a.bias", "scale"]
+    content = bytes(bucket.read())
+    assert len(content) == bucket_bytes(spec, torch.float32)
+    for begin in range(0, len(content), 28):
+        other.load(content[begin : begin + 28], begin)
+    assert all(map(torch.equal, other.state, bucket.state))
+    other.load(bucket.read(shared=True), shared=True)
+    assert len(bucket.read(shared=True)) == bucket_bytes(spec, torch.float32, shared=True)
+    assert other.digests() == bucket.digests()
+
+
 def test_a_digest_tells_of_every_tensor_of_the_state_and_of_their_order() -> None:
     one, digests = bucket_with(1), set()
     digests.add(one.digests()[0])

@@ -15,7 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import Terms, adamw, outer_step
+from dtfm.node.model.optimizer import Terms, inner_step, outer_step
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies
@@ -90,6 +90,7 @@ class Donor:
             generator = torch.Generator().manual_seed(100 * step + index + 10 * (generation - GENERATION))
             made = encode(self.codec, torch.randn(bucket.spec.size, generator=generator))
             bucket.gradients.copy_(decode(made.codec, made.data, bucket.spec.size, torch.float32, CPU))
+            bucket.updates.copy_(torch.randn(len(bucket.updates), generator=generator))
         self.store.vote(generation, self.codec)
         if commit:
             self.commit()
@@ -103,7 +104,7 @@ class Donor:
             if self.rounds.exchanges(step):
                 outer_step(RUN.train, bucket, bucket.gradients)
                 continue
-            adamw(RUN.train, step, terms_at(step), bucket, bucket.gradients)
+            inner_step(RUN.train, step, terms_at(step), bucket, bucket.gradients, bucket.updates)
 
 
 @pytest.fixture
@@ -182,6 +183,27 @@ async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: 
             donor.train()
         assert same(await standby.copies.as_of(committed(donors[0].step), 10), donors[0])
     await standby.copies.close()
+
+
+@pytest.mark.parametrize("codec", [Codec.OFF, Codec.I4B64])
+async def test_with_muon_the_copy_moves_by_the_updates_that_the_owner_of_a_matrix_found(codec: Codec) -> None:
+    specs = [replace(SPECS[0], orthogonal=frozenset({"w"})), SPECS[1]]
+    donor = Donor("a", specs)
+    donor.codec = codec
+    donor.peer = Peer(node="a", candidates=[f"127.0.0.1:{await donor.server.start('127.0.0.1:0')}"])
+    donor.train()
+    standby = Standby([donor], specs)
+    await standby.until(4)
+    donor.train()
+    donor.train(commit=False)
+    await standby.until(5, voted=GENERATION)
+    donor.commit()
+    await standby.until(6)
+    copied = await standby.copies.as_of(committed(6), 10)
+    assert same(copied, donor, specs)
+    assert copied[0].moments[0].any()
+    await standby.copies.close()
+    await donor.server.stop()
 
 
 @pytest.mark.parametrize("codec", [Codec.OFF, Codec.TOPK, Codec.I4B64])

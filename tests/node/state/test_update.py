@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float64]
 
 
 def arrived(packed: Encoded, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    return unpack(packed.codec, bytearray(packed.data), elements, dtype)
+    return unpack(packed.codec, bytearray(packed.data), elements, dtype)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -30,6 +30,18 @@ def test_the_same_bits_arrive(dtype: torch.dtype, size: int, share: float, seed:
     packed = pack(gradients, codec)
     assert len(packed.data) <= gradients.nbytes
     assert arrived(packed, size, dtype).numpy().tobytes() == gradients.numpy().tobytes()
+
+
+@pytest.mark.parametrize("codec", [Codec.OFF, Codec.RAW16, Codec.I4B64])
+def test_muons_updates_come_after_the_gradients(codec: Codec) -> None:
+    gradients = torch.randn(500, generator=torch.Generator().manual_seed(1))
+    updates = torch.randn(301, generator=torch.Generator().manual_seed(2)).bfloat16()
+    packed = pack(gradients, codec, updates)
+    assert len(packed.data) <= gradients.nbytes + updates.nbytes
+    found = unpack(packed.codec, bytearray(packed.data), 500, torch.float32, 301)
+    assert all(map(torch.equal, found, (gradients, updates)))
+    with pytest.raises(ValueError, match="600 bytes are less than 301 updates have"):
+        unpack(packed.codec, bytearray(packed.data)[:600], 500, torch.float32, 301)
 
 
 def test_zeros_take_no_bytes() -> None:
@@ -60,10 +72,10 @@ def test_places_that_nobody_packs_are_refused(places: list[int], codec: Codec) -
     base = bytes(encoded_bytes(codec, 10, torch.float32) if codec else 0)
     data = base + np.array(places, "<u4").tobytes() + np.ones(len(places), np.float32).tobytes()
     with pytest.raises(ValueError, match="are not 10 elements"):
-        unpack(codec, data, 10, torch.float32)
+        unpack(codec, bytearray(data), 10, torch.float32)
 
 
 @pytest.mark.parametrize(("codec", "size"), [(Codec.OFF, 3), (Codec.OFF, 12), (Codec.OFF, 36), (Codec.I4B64, 3)])
 def test_a_length_that_nobody_packs_is_refused(codec: Codec, size: int) -> None:
     with pytest.raises(ValueError, match="are not 10 elements"):
-        unpack(codec, bytes(size), 10, torch.float32)
+        unpack(codec, bytearray(size), 10, torch.float32)

@@ -15,7 +15,7 @@ from dtfm.kernels.codec import KEPT, Codec
 from dtfm.node.data.load import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.optimizer import Terms
-from dtfm.protos.plan_pb2 import CONSTANT, Run
+from dtfm.protos.plan_pb2 import CONSTANT, MUON, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
@@ -93,6 +93,16 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
                     assert {other.digests()[1] for other in others} <= {first.digests()[1]}
 
 
+def test_islands_that_train_with_muon_are_copies_that_do(run: Run) -> None:
+    run.network.exchange, run.train.optimizer = "off", MUON
+    plan = joined([ALONE, PIPELINE, REPLICAS], 1)
+    alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges)
+    with started(run, plan) as nodes:
+        for step in range(1, 2 * (ROUNDS + 1)):
+            loss, expected = nodes.train(), next(alone)
+            assert not step % (ROUNDS + 1) or loss == pytest.approx(expected, rel=1e-9, abs=0)
+
+
 def test_each_island_trains_the_mean_over_its_own_learnt_tokens_and_a_steps_loss_is_that_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,10 +121,10 @@ def test_each_island_trains_the_mean_over_its_own_learnt_tokens_and_a_steps_loss
 def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of the islands' changes, each with its share, is then the step of the whole batch."""
 
-    def sgd(_train: Run.Train, _step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
+    def sgd(_train: Run.Train, _step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor, _: object) -> None:
         bucket.parameters.sub_(terms.learning_rate * gradients)
 
-    monkeypatch.setattr("dtfm.node.training.generation.adamw", sgd)
+    monkeypatch.setattr("dtfm.node.training.generation.inner_step", sgd)
     run.network.exchange, run.train.schedule = "off", CONSTANT
     run.train.warmup_steps, run.train.learning_rate = 1, 0.1
     run.train.outer_rate, run.train.outer_momentum = 1.0, 0.0

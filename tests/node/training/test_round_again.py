@@ -220,7 +220,7 @@ def test_steps_of_moments_are_counted_from_where_their_round_began(run: Run, mon
     def noted(_train: object, number: int, *_: object) -> None:
         numbers.append(number)
 
-    monkeypatch.setattr("dtfm.node.training.generation.adamw", noted)
+    monkeypatch.setattr("dtfm.node.training.generation.inner_step", noted)
     with started(run, island(0, (0, 5), [["a"]], [10])) as nodes:
         for _ in range(2 * ROUNDS):
             nodes.train()

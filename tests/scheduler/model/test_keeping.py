@@ -11,6 +11,7 @@ from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.keeping import held_by, keepings
 from dtfm.scheduler.model.memory import LADDER, Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.problem import Draft, Problem
+from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler import yardstick_keeping as plain
 from tests.scheduler.drafts import drafts
@@ -82,3 +83,20 @@ def test_to_compute_layers_again_costs_one_forward_pass_more() -> None:
     draft = Draft.of(((0,),), (0, 3), (np.array([4]),), ())
     plainly, again = (simulate(one_node(1e9, 1e9, checkpointing=ways), draft) for ways in (NONE, LAYER))
     assert [plainly, again] == pytest.approx([4 * 3 * 3.0, 4 * 3 * 4.0])
+
+
+def test_muons_matrices_take_one_moment_and_updates_of_16_bits_in_every_account() -> None:
+    """Of 100 bytes, 80 are matrices: by parameter byte, weights, gradients and two moments, without one of these."""
+    layer = Layer("a", 1.0, 100.0, 1.0, orthogonal_bytes=80.0)
+    workload = Workload((layer, replace(layer, orthogonal_bytes=0.0)), 1, optimizer_state=None)
+    parameters, orthogonal = np.array([100.0, 100.0]), np.array([80.0, 0.0])
+    assert workload.kept_on_device(parameters, orthogonal).tolist() == [400 - 80 + 40, 400]
+    assert workload.kept_beside_host(parameters, orthogonal).tolist() == [200 + 40, 200]
+    assert workload.kept_on_host(parameters, orthogonal).tolist() == [300 - 80, 300]
+    assert workload.moved(parameters, orthogonal).tolist() == [300 - 80, 300]
+    assert workload.least_on_device(parameters, orthogonal).tolist() == [240, 200]
+    problem = Problem(Cluster((Node("a", 1.0, 1e3),), np.zeros((1, 1)), np.zeros((1, 1))), workload)
+    of_layers = tables(problem).layer
+    assert np.diff(of_layers["state_before"]).tolist() == [360, 400]
+    assert np.diff(of_layers["host_before"]).tolist() == [220, 300]
+    assert np.diff(problem.reduced_before).tolist() == [100 + 20, 100]
