@@ -82,8 +82,8 @@ def open_base(run: RunFile, commit: str) -> Base:
     except CheckpointError:
         raise
     except Exception as problem:  # whatever the file system raises
-        is_missing = isinstance(problem, FileNotFoundError)
-        why = f"there is no {problem.filename or problem}" if is_missing else told_by(name, problem)
+        missing = problem if isinstance(problem, FileNotFoundError) else None
+        why = told_by(name, problem) if missing is None else f"there is no {missing.filename or missing}"
         raise CheckpointError(
             f"model.pretrained is {name!r:.200}, which this machine cannot read ({why}). Run the command where the model is, as "
             "on a node's machine: dtfm-coordinator export --merged DIR INVITATION"

@@ -1,4 +1,4 @@
-"""Adds an adapter in the folder of peft to its model. To each adapted matrix it adds the product of two small ones, a few rows at a
+"""Adds an adapter in the folder of peft to its model: to each adapted matrix the product of two small ones, a few rows at a
 time."""
 
 from __future__ import annotations
