@@ -6,6 +6,7 @@ import typer
 
 from dtfm.installed import Version
 from dtfm.node.command.doctor import doctor
+from dtfm.node.command.generate import generate
 from dtfm.node.command.health import health
 from dtfm.node.command.install_line import install_line
 from dtfm.node.command.join import join
@@ -31,6 +32,7 @@ app.command(context_settings=ENVIRONMENT)(relay)
 app.command(context_settings=ENVIRONMENT)(doctor)
 app.command(context_settings=ENVIRONMENT)(health)
 app.command()(workload)
+app.command()(generate)
 app.command("install-line")(install_line)
 
 

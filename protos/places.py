@@ -19,6 +19,8 @@ COORDINATORS_DISK = f"{COORDINATOR}://disk"
 """Its URL for nodes."""
 PRETRAINED = "pretrained"
 """There, the folder of the weights that the run begins with, if the coordinator has them."""
+ADAPTER = "adapter"
+"""There, the folder of the adapter that the run begins with, if the coordinator has it."""
 WEB = frozenset(("http", "https"))
 _FREE = WEB | {"memory", COORDINATOR}
 """Read without credentials of this machine. A web server in its own network takes leave all the same."""
@@ -30,20 +32,21 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 def guarded_places(
-    sources: Iterable[tuple[str, str]], tokenizer: str, pretrained: str, checkpoint: str
+    sources: Iterable[tuple[str, str]], tokenizer: str, pretrained: str, checkpoint: str, adapter: str = ""
 ) -> Iterator[tuple[str, str]]:
     """The run file's key, and the path or URL, of each place that may be on the local disk, or that is reached with credentials
     of this machine. Whatever is not known to be elsewhere may be on the disk: so may data sets without a slash in their name, as
     `datasets` has builders of such names, like "csv", that read the working directory. Raises ValueError for a place that no run
-    may name (see `check_url`). ``sources``: the key and the place of each source of data."""
+    may name (see `check_url`). ``sources``: the key and the place of each source of data. ``adapter``: the one to begin with."""
     for key, source in sources:
         yield from _of_source(key, source)
     if tokenizer not in ("", "bytes") and is_local_name(tokenizer):
         yield "data.tokenizer", tokenizer
-    if "://" in pretrained or "::" in pretrained:
-        yield from _guarded_url("model.pretrained", pretrained)
-    elif pretrained and is_local_name(pretrained):
-        yield "model.pretrained", pretrained
+    for key, weights in (("model.pretrained", pretrained), ("adapter.pretrained", adapter)):
+        if "://" in weights or "::" in weights:
+            yield from _guarded_url(key, weights)
+        elif weights and is_local_name(weights):
+            yield key, weights
     yield from _guarded_url("checkpoint.uri", checkpoint)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
@@ -28,6 +29,16 @@ def publish(folder: Path, family: str = "llama", **settings: Any) -> Path:
         for parameter in module.parameters():  # as published, norms and biases have been trained
             parameter.add_(torch.randn_like(parameter) * 0.05)
     module.save_pretrained(folder)
+    return folder
+
+
+def publish_adapter(folder: Path, base: Path, **settings: Any) -> Path:
+    """Writes an adapter of random numbers for the model in ``base`` into ``folder``, as peft does."""
+    torch.manual_seed(4)
+    module: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    known: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": False}
+    config = LoraConfig(**(known | settings), task_type="CAUSAL_LM")
+    get_peft_model(module, config).save_pretrained(str(folder))
     return folder
 
 

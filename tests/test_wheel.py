@@ -129,5 +129,5 @@ def test_the_wheel_trains_and_generates_where_no_clone_is(programs: Path, tmp_pa
     committed = [json.loads(line) for line in said.splitlines() if '"step_committed"' in line]
     assert committed[-1]["step"] == 4
     (model,) = (path.parent for path in tmp_path.rglob("model.safetensors"))
-    generate = (programs / "python", "-m", "dtfm.node.model.generate_text", model, "--tokens", "5")
+    generate = (programs / "dtfm-node", "generate", model, "--prompt", "def", "--max-tokens", "5")
     assert run(*generate, at=tmp_path, **home).strip()

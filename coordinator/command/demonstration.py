@@ -213,7 +213,6 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
             f"Held-out loss: {evaluated.loss:.3f} nats per token (token frequencies alone: "
             f"{evaluated.unigram_entropy:.3f})."
         )
-    python = shlex.quote(_short(Path(sys.executable)))
     coordinator, store = program("dtfm-coordinator"), shlex.quote(_short(demo.folder / "dtfm.db"))
     next_ = [
         ("Who trained what at the end:", f"{coordinator} watch --store {store}"),
@@ -223,7 +222,7 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
     if model.exists():
         await _show_samples(demo, console, model)
         console.print(f"The model, for transformers' from_pretrained: {_short(model)}")
-        again = f"{python} -m dtfm.node.model.generate_text {shlex.quote(_short(model))} --prompt class"
+        again = f"{program('dtfm-node')} generate {shlex.quote(_short(model))} --prompt class"
         next_.insert(0, ("Let it write more:", again))
     console.print("Try next:")
     for why, command in next_:
@@ -232,7 +231,7 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
 
 async def _show_samples(demo: Settings, console: Console, model: Path) -> None:
     """Prints a text of the model. If its first weights followed from the seed, also prints a text of the untrained model."""
-    program = "dtfm.node.model.generate_text", str(model)
+    program = "dtfm.node.cli", "generate", str(model), "--prompt", "def", "--seed", "1", "--device", "cpu"
     wanted = {"After training": _child(*program)}
     if not demo.run.model.pretrained:
         wanted = {"Before training": _child(*program, "--untrained", str(demo.run.seed)), **wanted}

@@ -25,13 +25,24 @@ def export(
     ] = "",
     dtype: Annotated[
         Format | None,
-        typer.Option(help="The numbers' format in the export. Default: the run's own, mostly fp32."),
+        typer.Option(
+            help="The numbers' format in the export. Default: the run's own, mostly fp32; with --merged the model's own."
+        ),
     ] = None,
+    merged: Annotated[
+        bool,
+        typer.Option(
+            "--merged",
+            help="Of a run with an adapter, write the whole model, merged with the adapter. Reads the model from where the run "
+            "file names it.",
+        ),
+    ] = False,
     json_lines: Json = False,
 ) -> None:
     """Writes the model as a folder that transformers' from_pretrained loads.
 
-    Of a run with [adapter] it writes the adapter, as a folder that peft's PeftModel.from_pretrained loads.
+    Of a run with [adapter] it writes the adapter, as a folder that peft's PeftModel.from_pretrained loads. With --merged it
+    writes the whole model instead.
 
     If the run goes on, the weights are from the end of the current step, or with rounds from the next exchange: the coordinator
     fetches them from the nodes. If no coordinator answers, the command exports the newest checkpoint that the log in this
@@ -41,6 +52,7 @@ def export(
     from dtfm.coordinator.command.exporting import (
         check_target,
         export_checkpoint,
+        export_merged,
         logged_checkpoint,
         newest,
         newest_of,
@@ -61,7 +73,7 @@ def export(
         ledger = story_in(store).now.ledger
         folder = folder or logged_checkpoint(ledger, store)
     infinite: dict[str, int] = {}
-    step = export_checkpoint(folder, target, ledger, dtype, infinite.update)
+    step = (export_merged if merged else export_checkpoint)(folder, target, ledger, dtype, infinite.update)
     if infinite:
         typer.echo(
             f"{sum(infinite.values()):,} numbers in {len(infinite)} tensors ({next(iter(infinite))} is the first) are too large "

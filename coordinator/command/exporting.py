@@ -19,8 +19,10 @@ import fsspec
 from blake3 import blake3
 
 from dtfm.coordinator.command.client import ask, open_way, told
+from dtfm.coordinator.command.weights.base import Base, open_base
 from dtfm.coordinator.command.weights.check import BucketCheck, NotTheLogs as NotTheLogs
 from dtfm.coordinator.command.weights.formats import Format
+from dtfm.coordinator.command.weights.merging import adapter_in, merged_parts
 from dtfm.coordinator.command.weights.older_names import as_before, family_in
 from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
@@ -46,7 +48,8 @@ from dtfm.coordinator.view.model_card import CARD, Card, card_of
 from dtfm.protos import control_pb2 as wire, coordinator_disk
 from dtfm.protos.bucket_layout import OPTIMIZER
 from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST
-from dtfm.protos.run_file.run_file import parse_run
+from dtfm.protos.run_file.run_file import RunFile, parse_run
+from dtfm.protos.weights_fingerprint import MODEL_BYTES
 
 SHARD_BYTES = 1 << 30
 """Least size of a file of weights, except the last one."""
@@ -124,7 +127,8 @@ def export_checkpoint(
                 written = write_shards(list(map(_as_peft, parts)), partial, wanted, math.inf, ADAPTER)
             else:
                 written = write_shards(parts, partial, wanted, SHARD_BYTES)
-            (partial / CARD).write_text(_card(manifest, digest, ledger, wanted, written.files), encoding="utf-8")
+            card = replace(_card(manifest, digest, ledger), files=written.files, command=_command(wanted))
+            (partial / CARD).write_text(card.text(), encoding="utf-8")
             os.chmod(partial, 0o755)
             partial.replace(target)
     except OSError as error:
@@ -134,15 +138,73 @@ def export_checkpoint(
     return manifest.step
 
 
-def _card(
-    manifest: Manifest, digest: str, ledger: Ledger | None, wanted: Format | None, files: Mapping[str, str]
-) -> str:
+def export_merged(
+    folder: str,
+    target: Path,
+    ledger: Ledger | None = None,
+    wanted: Format | None = None,
+    on_infinite: Callable[[Mapping[str, int]], None] = lambda _: None,
+) -> int:
+    """Writes the model merged with the adapter in the checkpoint at ``folder``; otherwise like export_checkpoint.
+
+    Without ``wanted`` the numbers are in the model's own formats. Also raises CheckpointError if the run trains no adapter, if
+    this machine cannot read the model, or if its files differ from those that the nodes have read.
+    """
+    check_target(target)
+    manifest, digest = manifest_and_digest(folder)
+    if not has_adapter(manifest.run):
+        raise CheckpointError("--merged is for runs with [adapter], and this run trains the whole model; leave it out")
+    run = parse_run(manifest.run, folder)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}-", dir=target.parent, ignore_cleanup_errors=True
+        ) as name:
+            adapter_folder, partial = Path(name, "adapter"), Path(name, "model")
+            export_checkpoint(folder, adapter_folder, ledger)
+            base = open_base(run, str(json.loads((adapter_folder / ADAPTER_CONFIG).read_bytes()).get("revision") or ""))
+            parts = merged_parts(base, adapter_in(adapter_folder))
+            _check_base(base, run, ledger)
+            partial.mkdir()
+            for each in adapter_folder.iterdir():
+                if each.name not in (ADAPTER_CONFIG, f"{ADAPTER}.safetensors", CARD):
+                    each.replace(partial / each.name)
+            for file, content in base.text_files():
+                (partial / file).write_bytes(content)
+            if wanted is not None:
+                _say_format(partial, wanted)
+            written = write_shards(parts, partial, wanted, SHARD_BYTES)
+            command = _command(wanted, merged=True)
+            card = replace(_card(manifest, digest, ledger), files=written.files, command=command, merged=True)
+            (partial / CARD).write_text(card.text(), encoding="utf-8")
+            partial.replace(target)
+    except OSError as error:
+        raise CheckpointError(f"cannot merge {folder} into {target}: {error}") from None
+    if written.infinite:
+        on_infinite(written.infinite)
+    return manifest.step
+
+
+def _check_base(base: Base, run: RunFile, ledger: Ledger | None) -> None:
+    """Raises NotTheLogs if the nodes have read another model than ``base``."""
+    agreed = ledger.described.weights_fingerprint if ledger is not None and ledger.described is not None else ""
+    if agreed and agreed[: 2 * MODEL_BYTES] != base.fingerprint(run.seed):
+        raise NotTheLogs(
+            f"the files of {base.name} are not those beside which the run has trained its adapter: name the revision in the run "
+            "file, like NAME@REVISION, or copy the folder from a node's machine"
+        )
+
+
+def _card(manifest: Manifest, digest: str, ledger: Ledger | None) -> Card:
     """The model card. The log's facts about the checkpoint; without a log the manifest's."""
-    command = f"dtfm-coordinator export{f' --dtype {wanted}' if wanted is not None else ''} DIR"
-    known = Card(manifest.run, manifest.run_id, manifest.step, digest)
     if ledger is not None:
-        known = card_of(ledger, manifest.step, digest)
-    return replace(known, files=files, command=command).text()
+        return card_of(ledger, manifest.step, digest)
+    return Card(manifest.run, manifest.run_id, manifest.step, digest)
+
+
+def _command(wanted: Format | None, *, merged: bool = False) -> str:
+    options = (" --merged" if merged else "") + (f" --dtype {wanted}" if wanted is not None else "")
+    return f"dtfm-coordinator export{options} DIR"
 
 
 def _say_format(target: Path, wanted: Format) -> None:

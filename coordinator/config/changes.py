@@ -34,7 +34,16 @@ WHILE_IT_RUNS = (
 )
 """The coordinator alone uses these keys, or tells nodes immediately, and with each commit."""
 
-FOUND_AT_THE_START = ("model.pretrained", "data.tokenizer", "train.precision")
+FOUND_AT_THE_START = (
+    "model.pretrained",
+    "adapter.pretrained",
+    "adapter.rank",
+    "adapter.alpha",
+    "adapter.targets",
+    "adapter.rs",
+    "data.tokenizer",
+    "train.precision",
+)
 """The values of these keys are resolved when a run starts or its first node joins, and stay."""
 
 AT_A_START = (
@@ -84,7 +93,9 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
     now, old = file.model_dump(mode="json"), parse_run(in_force, "the log")
     for key in (*WHILE_IT_RUNS, *FOUND_AT_THE_START):
         table, name = key.split(".")
-        if before.get(table, {}).get(name) == now[table][name]:
+        if now[table] is None or getattr(old, table) is None:
+            continue
+        if (before.get(table) or {}).get(name) == now[table][name]:
             now[table][name] = value_of(old, key)
     for name in (_OF_STEPS | {"rounds"}) - file.train.model_fields_set:
         now["train"][name] = getattr(old.train, name)

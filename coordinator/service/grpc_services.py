@@ -77,7 +77,7 @@ class Files:
     def __init__(self, state: Callable[[], State], gate: Gate) -> None:
         run = state().run
         self._state = state
-        self._disk = Disk(Path(run.own_folder.removeprefix("file://")), run.own_weights)
+        self._disk = Disk(Path(run.own_folder.removeprefix("file://")), run.own_weights, run.own_adapter)
         self._gate = gate
         self.thread = ThreadPoolExecutor(1, "disk")
 

@@ -27,7 +27,9 @@ def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
     words = [_COMMANDS[role], *([invitation] if invitation else [])]
     if role is Role.NODE:
         tokenizer = run.message("").data.tokenizer
-        for _, path in guarded_places(run.data.places, tokenizer, run.model.pretrained, run.checkpoint.uri):
+        adapter = run.adapter.pretrained if run.adapter is not None else ""
+        places = guarded_places(run.data.places, tokenizer, run.model.pretrained, run.checkpoint.uri, adapter)
+        for _, path in places:
             words += ["--allow-data", shlex.quote(path)]
     return " ".join(words)
 

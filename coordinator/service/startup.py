@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fsspec.core import url_to_fs
 
@@ -22,15 +21,14 @@ from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.run import as_it_trained
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import manifest_and_digest, newest, read_manifest
+from dtfm.coordinator.service.begun_from import begun_from
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import manifest_and_digest, newest
 from dtfm.coordinator.service.server import Deaf, Server
 from dtfm.coordinator.store.record import AnotherWriter
 from dtfm.coordinator.store.store import Store, free_name
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import story_of
 from dtfm.programs import heeding
-from dtfm.protos.checkpoint_names import MANIFEST
-from dtfm.protos.places import COORDINATOR
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 REASONS = {
@@ -135,31 +133,7 @@ def _free(folder: Path) -> int:
 
 def _start(run: RunFile) -> list[ev.Event]:
     file = run.model_dump(mode="json")
-    return [ev.RunStarted(secrets.token_hex(8), {**file, **_own_weights(run)}, file)]
-
-
-def _own_weights(run: RunFile) -> dict[str, Any]:
-    """The tables of the run file if model.pretrained names another run's folder on this disk, or one of its checkpoints. They
-    name the checkpoint, which nodes read from here, and that run's tokenizer. Raises ValueError if a run cannot begin with it."""
-    named = Path(run.model.pretrained).expanduser().resolve()
-    if run.model.pretrained.startswith("dtfm-runs/") and not named.is_dir():  # it would pass for a name on the hub
-        there = ", ".join(sorted(each.name for each in Path("dtfm-runs").glob("*"))) or "no run"
-        raise ValueError(f"model.pretrained: there is no folder {named}; dtfm-runs has: {there}")
-    if not run.model.pretrained or not named.is_dir():
-        return {}
-    folder = newest(f"file://{named}") or (f"file://{named}" if (named / MANIFEST).exists() else "")
-    if not folder:
-        return {}  # not of a run: each node has it itself
-    manifest = read_manifest(folder)
-    if not manifest.weights:
-        raise ValueError(
-            f"model.pretrained: {folder} has all of the state, not the weights alone; export these, copy them to each node, and "
-            f"name that folder: dtfm-coordinator export DIR --checkpoint {folder}"
-        )
-    before = parse_run(manifest.run, f"{folder}/{MANIFEST}").message("").data.tokenizer
-    model = {**run.model.model_dump(mode="json"), "pretrained": f"{COORDINATOR}://{url_to_fs(folder)[1]}"}
-    data = {**run.data.model_dump(mode="json"), "tokenizer": run.data.tokenizer or before}
-    return {"model": model, "data": data}
+    return [ev.RunStarted(secrets.token_hex(8), {**file, **begun_from(run)}, file)]
 
 
 def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:

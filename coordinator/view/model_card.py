@@ -37,13 +37,16 @@ class Card:
     """By name, the BLAKE3 (hex) of each file of weights."""
     command: str = ""
     """The command that has written the weights."""
+    merged: bool = False
+    """The adapter that the run has trained is merged with its model."""
 
     def text(self) -> str:
         model, data, train = (self.run.get(table) or {} for table in ("model", "data", "train"))
         base = _on_hub(str(model.get("pretrained", "")))
         places = [str(each.get("source", "")) for each in data.get("sources") or [data]]
         sources = [name for name in map(_data_on_hub, places) if name]
-        library = "peft" if self.run.get("adapter") else "transformers"
+        is_adapter = bool(self.run.get("adapter")) and not self.merged
+        library = "peft" if is_adapter else "transformers"
         tags = {"library_name": library, "tags": ["dtfm"], "base_model": base, "datasets": sources}
         rows = {
             "Run": f"{_plain(self.run.get('name', ''))} (id {self.run_id})",
@@ -62,7 +65,7 @@ class Card:
         lines += [f"# {_plain(self.run.get('name', '')) or 'A model'}", ""]
         lines += [f"Trained by several machines together, with dtfm {__version__}.", "", "| | |", "|---|---|"]
         lines += [f"| {_plain(key)} | {value} |" for key, value in rows.items() if value]
-        if self.run.get("adapter"):
+        if is_adapter:
             lines += [
                 "",
                 "```python",

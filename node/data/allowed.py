@@ -62,7 +62,9 @@ def said(options: Sequence[str] | None) -> Sequence[str] | None:
 def check_places(run: Run, allowed: Sequence[str]) -> None:
     """Raises ValueError unless all places of the run are ``allowed`` (see `read_allowed`), or in an allowed folder. The places
     are files of this machine that the run may read or write, and URLs that it would reach with this machine's credentials."""
-    places = guarded_places(places_of(run.data), run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    model = run.model
+    adapter = model.adapter.pretrained
+    places = guarded_places(places_of(run.data), run.data.tokenizer, model.pretrained, run.checkpoint.uri, adapter)
     told_together(partial(_check, key, path, allowed) for key, path in places)
 
 

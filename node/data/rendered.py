@@ -70,6 +70,10 @@ class ChatTemplate:
             )
         return found
 
+    def asked(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation up to where an answer begins. Raises ValueError."""
+        return self._text(messages, None, add_generation_prompt=True)
+
     def _answered(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, list[Span]]:
         """The text up to an answer, the last message, and where in it the answer is."""
         before = messages[:-1]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.node.data.messages import Conversation
+from dtfm.node.data.messages import Conversation, Message
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import hub_cache, hub_token, needs_leave
 from dtfm.node.data.rendered import ChatTemplate, Rendered, Span
@@ -43,6 +43,9 @@ class Bytes:
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def shown(self, ids: NDArray[np.integer[Any]]) -> str:
+        return self.decode(ids)
 
     def render(self, conversation: Conversation) -> list[Rendered]:
         raise ValueError('data.tokenizer: "bytes" has no chat template; name a tokenizer that has one')
@@ -121,6 +124,18 @@ class Pretrained:
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return str(self._tokenizer.decode(ids.tolist()))
 
+    def shown(self, ids: NDArray[np.integer[Any]]) -> str:
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    def asked(self, messages: Sequence[Message]) -> NDArray[np.int64]:
+        """The ids of a conversation up to where an answer begins. Raises ValueError."""
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of {self.name} has no chat template, so that it knows no conversations; give a text "
+                "to continue"
+            )
+        return self.encode(self._template.asked(messages))
+
     def render(self, conversation: Conversation) -> list[Rendered]:
         if not self._tokenizer.is_fast:
             raise ValueError(
@@ -152,6 +167,7 @@ Tokenizer = Bytes | Pretrained
 - ``special_ids``: the ids of its tokens for begin, end and padding, by their names in config.json.
 - ``encode``: the text's ids, 1-D, without special tokens. ``encode_all``: the ids of several texts, with all cores.
   ``encode_further``: the same of texts that continue another one after the end of a line.
+- ``shown``: the text of ids, without special tokens.
 - ``render``: a conversation as the model is to read it (see ChatTemplate.render). ``encode_rendered``: the ids of rendered
   texts, as `encode` makes them of each whole text. Ids that have a character of the learnt parts are learnt.
 - ``save``: writes the files that transformers' AutoTokenizer loads into a local folder.

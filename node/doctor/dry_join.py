@@ -83,7 +83,7 @@ async def _look_at_run(entry: Entry, reply: EnrolReply, wish: Wish) -> list[Find
     except ValueError as problem:
         return [Finding("run", False, line, "the sentence says what to do") for line in str(problem).split("\n")]
     found = [Finding("run", True, _wants(run))]
-    if run.model.pretrained.startswith(COORDINATORS_DISK):
+    if any(place.startswith(COORDINATORS_DISK) for place in (run.model.pretrained, run.model.adapter.pretrained)):
         sentence = "the run begins with weights that are on the coordinator's disk, which members alone may read"
         return [*found, Finding("weights", None, sentence, "join reads them")]
     if not wish.reads:

@@ -1,67 +1,165 @@
-"""`python -m dtfm.node.model.generate_text FOLDER`: generates text with an exported model."""
+"""Text that a trained model writes: a whole model, or an adapter beside its model."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TextStreamer
+from transformers.utils import logging as transformers_logging
 
+from dtfm.node.data.allowed import EVERYTHING
+from dtfm.node.data.messages import Message
+from dtfm.node.data.problems import in_one_line
+from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+from dtfm.node.data.tokenizer import Pretrained, Tokenizer, load_tokenizer
 from dtfm.node.model.causal.anatomy import dissect
 from dtfm.node.model.causal.config import build
 from dtfm.node.model.causal.language_model import CausalLM
+from dtfm.node.model.causal.weight_files import ADAPTER_CONFIG, CONFIG
+
+USUAL_TEMPERATURE = 0.8
+"""Of models that name none."""
 
 
-def generate(
-    folder: Path, prompt: str, tokens: int, seed: int, temperature: float = 0.8, untrained: int | None = None
-) -> str:
-    """``prompt`` and up to ``tokens`` more from the model in ``folder``; deterministic for a seed. ``untrained``: with the
-    initial weights of a run of this seed.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``tokens``: the number of tokens of ``text``. ``is_whole``: the model has ended the text itself."""
 
-    Raises:
-        ValueError: no model there, or the prompt does not fit.
-    """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: give a folder made by `dtfm-coordinator export`")
-    # Exports of before have no files of the bytes tokenizer.
-    tokenizer: Tokenizer = load_tokenizer(str(folder)) if any(folder.glob("tokenizer*")) else Bytes()
-    load: Any = AutoModelForCausalLM.from_pretrained
-    try:
-        model = load(folder, trust_remote_code=False, local_files_only=True).eval()
-    except Exception as problem:
-        raise ValueError(f"{folder} holds no language model that transformers can load: {problem}") from problem
-    ids = torch.from_numpy(prompt_ids(tokenizer, prompt))[None]
-    room = getattr(model.config, "max_position_embeddings", sys.maxsize) - ids.shape[1]
-    if not ids.shape[1] or room < 1:
-        raise ValueError(
-            f"the prompt has {ids.shape[1]} tokens; give at least one, and fewer than the model's positions"
-        )
-    if untrained is not None:
-        forget(model, untrained)
-    torch.manual_seed(seed)
-    made = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=min(tokens, room),
-        do_sample=True,
-        temperature=temperature,
-        top_k=0,
-        pad_token_id=0,
-    )
-    return tokenizer.decode(made[0, len(tokenizer.before) :].numpy())
+    text: str
+    tokens: int
+    is_whole: bool
+
+
+class Writer:
+    """The model in a folder. ``tokenizer`` is its own."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        """Loads the model onto ``device``. Raises ValueError if the folder has no language model, or its adapter's model cannot
+        be loaded."""
+        give_leave(EVERYTHING)  # whoever starts this has named the folder
+        transformers_logging.disable_progress_bar()
+        self._device = device
+        if (folder / ADAPTER_CONFIG).is_file():
+            self._model, base = _beside_an_adapter(folder)
+        elif (folder / CONFIG).is_file():
+            self._model, base = _whole(str(folder), None, f"{folder} holds no language model"), str(folder)
+        else:
+            raise ValueError(
+                f"{folder} has no {CONFIG} and no {ADAPTER_CONFIG}: give a folder made by `dtfm-coordinator export`"
+            )
+        self._model.eval().to(device)
+        self.tokenizer = load_tokenizer(str(folder) if any(folder.glob("tokenizer*")) else base)
+        settings = self._model.generation_config
+        known = settings.to_diff_dict()  # without transformers' own defaults
+        self._temperature = float(known.get("temperature", USUAL_TEMPERATURE))
+        self._top_k = int(known.get("top_k") or 0)
+        ends = settings.eos_token_id
+        self._ends: list[int] = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        self._padding: int = next((id for id in (settings.pad_token_id, *self._ends) if id is not None), 0)
+        self.most = int(getattr(self._model.config, "max_position_embeddings", sys.maxsize))
+
+    def forget(self, seed: int) -> None:
+        """Gives the model the initial weights of a run of this seed."""
+        forget(self._model, seed)
+
+    def write(
+        self,
+        ids: NDArray[np.int64],
+        most: int,
+        on_text: Callable[[str], None] = lambda _: None,
+        temperature: float | None = None,
+    ) -> Written:
+        """Up to ``most`` tokens after ``ids``. ``on_text`` gets the text piece by piece. ``temperature``: 0 takes the likeliest
+        token each time; None: as the model's settings say. Raises ValueError if ``ids`` do not fit the model."""
+        room = self.most - len(ids)
+        if not len(ids) or room < 1:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens; give at least one, and fewer than the model's {self.most} positions"
+            )
+        warmth = self._temperature if temperature is None else temperature
+        how = {"do_sample": True, "temperature": warmth, "top_k": self._top_k} if warmth else {"do_sample": False}
+        question = torch.from_numpy(ids)[None].to(self._device)
+        pieces: list[str] = []
+
+        def take(piece: str) -> None:
+            pieces.append(piece)
+            on_text(piece)
+
+        with torch.inference_mode():
+            made = self._model.generate(
+                input_ids=question,
+                attention_mask=torch.ones_like(question),
+                max_new_tokens=min(most, room),
+                pad_token_id=self._padding,
+                streamer=_Streamer(self.tokenizer, take),
+                **how,
+            )
+        answer = made[0, len(ids) :].tolist()
+        return Written("".join(pieces), len(answer), bool(answer) and answer[-1] in self._ends)
+
+    def answer_ids(self, messages: Sequence[Message]) -> NDArray[np.int64]:
+        """The ids of a conversation up to where the model answers. Raises ValueError if the tokenizer has no chat template."""
+        assert isinstance(self.tokenizer, Pretrained)
+        return self.tokenizer.asked(messages)
+
+
+class _Streamer(TextStreamer):
+    """Hands the text to ``take``, word by word."""
+
+    def __init__(self, tokenizer: Tokenizer, take: Callable[[str], None]) -> None:
+        super().__init__(_Shown(tokenizer), skip_prompt=True)  # type: ignore[arg-type]  # it calls decode alone
+        self._take = take
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self._take(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    tokenizer: Tokenizer
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.shown(np.asarray(ids, dtype=np.int64))
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[np.int64]:
     """The ids of a prompt, which begins as documents do."""
     return np.concatenate([np.asarray(tokenizer.before, dtype=np.int64), tokenizer.encode(prompt).astype(np.int64)])
+
+
+def _beside_an_adapter(folder: Path) -> tuple[Any, str]:
+    """The model with the adapter in ``folder``, and the model's name."""
+    from peft import PeftModel  # it takes seconds to import
+
+    try:
+        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        base, revision = str(settings["base_model_name_or_path"]), settings.get("revision")
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ValueError(f"{folder / ADAPTER_CONFIG} cannot be read: {problem!r}") from None
+    fix = "copy it to where this names it, or `dtfm-coordinator export --merged` the whole model"
+    model = _whole(base, revision, f"the adapter in {folder} stands beside {base!r}, which cannot be loaded; {fix}")
+    try:
+        return PeftModel.from_pretrained(model, str(folder)), base
+    except Exception as problem:  # whatever peft raises
+        raise ValueError(f"the adapter in {folder} does not fit {base!r}: {in_one_line(problem)}") from problem
+
+
+def _whole(name: str, revision: str | None, sentence: str) -> Any:
+    """The language model called ``name``. Raises ValueError with the ``sentence`` and the cause."""
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        return load(name, revision=revision or "main", trust_remote_code=False, dtype="auto")
+    except Exception as problem:  # whatever transformers raises
+        raise ValueError(f"{sentence} ({in_one_line(problem)})") from problem
 
 
 def forget(model: Any, seed: int) -> None:
@@ -73,23 +171,3 @@ def forget(model: Any, seed: int) -> None:
     for bucket in before.buckets:
         for name, value in before.initial_parameters(bucket, seed).items():
             parameters[name].data.copy_(value)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dtfm.node.model.generate_text", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a folder made by `dtfm-coordinator export`")
-    parser.add_argument("--prompt", default="def", help="text to continue (default: %(default)r)")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--untrained", type=int, metavar="SEED", help="as a run of this seed begins, before training")
-    options = parser.parse_args(arguments)
-    try:
-        print(generate(options.folder, options.prompt, options.tokens, options.seed, untrained=options.untrained))
-    except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -100,6 +100,15 @@ class Adapter(Table):
     """Fine-tuning by LoRA. With this table the weights of `model.pretrained` stay as they are, and the run trains small matrices
     beside them. Nodes reduce, keep and send these alone."""
 
+    pretrained: str = Field(
+        default="",
+        max_length=4096,
+        description="The adapter to begin with, as peft's save_pretrained writes it (adapter_config.json and "
+        "adapter_model.safetensors): a folder, a URL, or a name on the Hugging Face hub. If it is a folder on the coordinator's "
+        "disk, nodes read it from the coordinator, and keys that are left out follow from it. Such a folder, or a run in "
+        "dtfm-runs, may also be named as `model.pretrained`: then the model follows from it too. Without this key a new adapter "
+        "begins.",
+    )
     rank: int = Field(default=16, ge=1, le=4096, description="The rank of the two matrices beside each trained one.")
     alpha: float = Field(
         default_factory=lambda known: 2.0 * known.get("rank", 0),
@@ -107,12 +116,23 @@ class Adapter(Table):
         le=1e6,
         description="The product of the two matrices counts times `alpha / rank`. Default: twice `rank`.",
     )
+    rs: bool = Field(
+        default=False,
+        description="The product counts times `alpha` over the square root of `rank` (rsLoRA), which suits high ranks.",
+    )
     dropout: float = Field(default=0.0, description="Only 0 is supported: a step must not depend on who computes it.")
     targets: Literal["all-linear"] | list[str] = Field(
         default="all-linear",
         description='The modules that get an adapter, like ["q_proj", "v_proj"], by the ends of their names. "all-linear": all '
         "matrices of the decoder layers.",
     )
+
+    @field_validator("pretrained")
+    @classmethod
+    def _pretrained_usable(cls, pretrained: str) -> str:
+        if "://" in pretrained or "::" in pretrained:
+            check_url(pretrained)
+        return pretrained
 
     @field_validator("dropout")
     @classmethod

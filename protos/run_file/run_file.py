@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dtfm.protos import plan_pb2
-from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
+from dtfm.protos.places import ADAPTER, COORDINATOR, COORDINATORS_DISK, PRETRAINED
 from dtfm.protos.run_file.cluster_tables import Cluster, Trust
 from dtfm.protos.run_file.data_tables import Data
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
@@ -126,8 +126,12 @@ class RunFile(Table):
     @property
     def own_weights(self) -> Path | None:
         """The folder on the coordinator's own disk with the weights to begin with, if it has them."""
-        path = self.model.pretrained.removeprefix(f"{COORDINATOR}://")
-        return Path(path) if path != self.model.pretrained else None
+        return _on_own_disk(self.model.pretrained)
+
+    @property
+    def own_adapter(self) -> Path | None:
+        """The folder on the coordinator's own disk with the adapter to begin with, if it has that."""
+        return _on_own_disk(self.adapter.pretrained) if self.adapter is not None else None
 
     @property
     def copy_bytes_per_parameter_byte(self) -> float:
@@ -192,7 +196,20 @@ class RunFile(Table):
         if self.adapter is None:
             return None
         named = [] if self.adapter.targets == "all-linear" else self.adapter.targets
-        return plan_pb2.Run.Adapter(rank=self.adapter.rank, alpha=self.adapter.alpha, targets=named)
+        begun_from = self.adapter.pretrained if self.own_adapter is None else f"{COORDINATORS_DISK}/{ADAPTER}"
+        return plan_pb2.Run.Adapter(
+            rank=self.adapter.rank,
+            alpha=self.adapter.alpha,
+            targets=named,
+            pretrained=begun_from,
+            rs=self.adapter.rs,
+        )
+
+
+def _on_own_disk(place: str) -> Path | None:
+    """The folder that a place of the coordinator's own disk names; None: it names another place."""
+    path = place.removeprefix(f"{COORDINATOR}://")
+    return Path(path) if path != place else None
 
 
 def read_run_file(path: Path | None) -> RunFile:

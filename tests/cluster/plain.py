@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
@@ -297,7 +297,11 @@ def adapted_model(run: Run, data: Data) -> Any:
         r=spec.adapter.rank,
         lora_alpha=int(spec.adapter.alpha),
         target_modules=list(spec.adapter.targets) or "all-linear",
+        use_rslora=spec.adapter.rs,
     )
+    if spec.adapter.pretrained:
+        begun: Any = PeftModel.from_pretrained(base, spec.adapter.pretrained, is_trainable=True)
+        return begun.train(bool(packing))
     module: Any = get_peft_model(base, config)
     module.train(bool(packing))  # bitsandbytes computes otherwise for evaluations, and families drop out for training
     described = load_once(spec, data.sample)

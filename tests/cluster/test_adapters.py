@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from tests.cluster.launch import Cluster
 from tests.cluster.plain import plain_adapter
 from tests.cluster.runs import held_out_loss, losses_alone, run_at, run_file
-from tests.published import adapter_run, publish
+from tests.published import adapter_run, publish, publish_adapter
 
 STEPS = 4
 
@@ -53,6 +53,19 @@ def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> N
         last = cluster.of("evaluated")[-1]["loss"]
         assert held_out_loss(cluster.run_file, model, 8) == pytest.approx(last, abs=1e-6)
     assert not [path.name for path in target.iterdir() if path.name in ("config.json", "model.safetensors")]
+
+
+def test_a_run_begins_with_a_published_adapter(tmp_path: Path) -> None:
+    """It is named in place of the model, and everything else follows from it. The nodes read it from the coordinator."""
+    base = publish(tmp_path / "published", "qwen3")
+    adapter = publish_adapter(tmp_path / "adapter", base, r=8, use_rslora=True, target_modules=["q_proj", "up_proj"])
+    text = run_file(stages=[1, 1], steps=2, precision="fp32")
+    with Cluster(tmp_path, adapter_run(text, adapter, adapter=""), nodes="ab") as cluster:
+        assert cluster.finish(timeout=500) == 0
+    begun_from = f'pretrained = "{adapter}"\nrank = 8\nalpha = 8.0\nrs = true\ntargets = ["q_proj", "up_proj"]'
+    said = tmp_path / "said.toml"
+    said.write_text(adapter_run(text, base, adapter=begun_from))
+    assert cluster.losses == pytest.approx(losses_alone(said), rel=0, abs=1e-6)
 
 
 @pytest.mark.soak

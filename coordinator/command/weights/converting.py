@@ -11,17 +11,22 @@ _NAN = np.uint16(0x7FC0)
 """A NaN in bfloat16. Rounding could turn a NaN into an infinity."""
 
 
-def converted(data: bytes | memoryview, source: str, target: str) -> tuple[bytes, int]:
-    """The numbers ``data`` of one of FLOATS, converted to another. Also returns how many became infinite."""
+def converted(
+    data: bytes | memoryview, source: str, target: str, added: NDArray[Any] | None = None
+) -> tuple[bytes, int]:
+    """The numbers ``data`` of one of FLOATS, converted to another. Also returns how many became infinite. ``added``: a number to
+    add to each, before they are rounded."""
     before = _read(data, source)
     with np.errstate(over="ignore", invalid="ignore"):
+        if added is not None:
+            before = before.astype(np.promote_types(before.dtype, np.float32)) + added
         single = before.astype(np.float32)  # PyTorch takes the same way from 64 to 16 bits
         made: NDArray[Any]
         if target == "BF16":
             made = _to_bfloat16(single)
             infinite = (made & 0x7FFF) == 0x7F80
         else:
-            made = single.astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[target])
+            made = (before if target == "F64" else single).astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[target])
             infinite = np.isinf(made)
     return made.tobytes(), int(np.count_nonzero(infinite & np.isfinite(before)))
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from blake3 import blake3
 
@@ -20,12 +20,14 @@ from dtfm.protos.bucket_layout import LENGTH_BYTES
 @dataclass(frozen=True, slots=True)
 class Part:
     """A file of the checkpoint, and which of its ``tensors`` are exported. ``check`` gets the whole file, piece by piece, and
-    b"" at its end; it raises CheckpointError. ``keeps_formats``: its numbers are not converted."""
+    b"" at its end; it raises CheckpointError. ``keeps_formats``: its numbers are not converted. ``added``: by tensor, a function
+    that returns the numbers to add to its next ones, given how many these are."""
 
     stored: Stored
     tensors: tuple[Tensor, ...]
     check: Callable[[bytes], None]
     keeps_formats: bool = False
+    added: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
 
     def format_of(self, tensor: Tensor, wanted: Format | None) -> str:
         return tensor.dtype if wanted is None or self.keeps_formats or tensor.dtype not in FLOATS else wanted.stored
@@ -94,10 +96,13 @@ def _write(file: BinaryIO, shard: Sequence[Part], wanted: Format | None, infinit
         def take(tensor: Tensor, data: memoryview, part: Part = part, exported: set[str] = exported) -> None:
             if tensor.name not in exported:
                 return
-            if (to := part.format_of(tensor, wanted)) == tensor.dtype:
+            to, more = part.format_of(tensor, wanted), None
+            if tensor.name in part.added:
+                more = part.added[tensor.name](len(data) // SIZES[tensor.dtype])
+            elif to == tensor.dtype:
                 put(data)
                 return
-            made, lost = converted(data, tensor.dtype, to)
+            made, lost = converted(data, tensor.dtype, to, more)
             if lost:
                 infinite[tensor.name] = infinite.get(tensor.name, 0) + lost
             put(made)

@@ -53,11 +53,11 @@ class Stored:
         return pieces(self.filesystem, self.path)
 
 
-def look_at(filesystem: Any, path: str, size: int) -> Stored:
+def look_at(filesystem: Any, path: str, size: int, most_header_bytes: int = MOST_HEADER_BYTES) -> Stored:
     """The file with ``size`` bytes, by its header alone. Raises CheckpointError if it is no safetensors file."""
     begin = filesystem.cat_file(path, start=0, end=min(size, FIRST_BYTES))
     past = LENGTH_BYTES + int.from_bytes(begin[:LENGTH_BYTES], "little")
-    if not LENGTH_BYTES < past <= min(size, LENGTH_BYTES + MOST_HEADER_BYTES):
+    if not LENGTH_BYTES < past <= min(size, LENGTH_BYTES + most_header_bytes):
         raise CheckpointError(f"{path} is not safetensors: its header cannot have {past - LENGTH_BYTES} bytes")
     if len(begin) < past:
         begin = filesystem.cat_file(path, start=0, end=past)

@@ -52,8 +52,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     require(any(layer.forward_flops for layer in layers), "layers", "no forward_flops", "some work")
     data, weights = prepared.data_fingerprint, prepared.weights_fingerprint
     require(8 <= len(data) <= 64, "data_fingerprint", data.hex(), "a digest of 8 to 64 bytes")
-    empty_or_digest = not weights or 8 <= len(weights) <= 64
-    require(empty_or_digest, "weights_fingerprint", weights.hex(), "empty, or a digest of 8 to 64 bytes")
+    empty_or_digests = not weights or 8 <= len(weights) <= 128
+    require(empty_or_digests, "weights_fingerprint", weights.hex(), "empty, or digests of 8 to 128 bytes")
     samples, tokens = prepared.training_samples, prepared.tokens_per_sample
     require(samples >= 1, "training_samples", samples, "1 or more; give more data or shorter samples")
     check_number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
@@ -144,6 +144,12 @@ def check_agrees(mine: Described, run: Described) -> None:
         differs = "their values differ: those of another revision, or of another training"
         if mine.weights_fingerprint[:64] != run.weights_fingerprint[:64]:
             differs = "their config.json, or the names, types and shapes of their tensors, differ"
+        if mine.weights_fingerprint[:128] == run.weights_fingerprint[:128]:
+            raise Refused(
+                wire.WORKLOAD_DIFFERS,
+                "adapter.pretrained: the adapter here is not the one that the other nodes have; all nodes need the same files: "
+                "copy the folder here again, or name a revision",
+            )
         raise Refused(
             wire.WORKLOAD_DIFFERS,
             f"model.pretrained: the weights here are not those that the other nodes have ({differs}); all nodes need the same "

@@ -13,6 +13,8 @@ from dtfm.protos.places import COORDINATOR
 ADAPTER = "adapter_model"
 """The file's name, without its ending."""
 ADAPTER_CONFIG = "adapter_config.json"
+PEFT = "base_model.model."
+"""Begins the names that peft gives to a model's tensors."""
 
 
 def has_adapter(run: Mapping[str, Any]) -> bool:
@@ -22,7 +24,7 @@ def has_adapter(run: Mapping[str, Any]) -> bool:
 
 def as_peft(name: str) -> str:
     """The name of a trained tensor, as PeftModel.save_pretrained writes it."""
-    return f"base_model.model.{name.replace('.default.', '.')}"
+    return f"{PEFT}{name.replace('.default.', '.')}"
 
 
 def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
@@ -40,6 +42,7 @@ def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
         "revision": commit if re.fullmatch(r"[0-9a-f]{40}", commit) else revision or None,
         "r": run["adapter"].get("rank"),
         "lora_alpha": run["adapter"].get("alpha"),
+        "use_rslora": bool(run["adapter"].get("rs")),
     }
     return (json.dumps(found | known, indent=2, sort_keys=True) + "\n").encode()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from dtfm.coordinator.core.copies.disks import ROOM_BYTES
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_of, gathering_of, step_of
-from dtfm.protos.places import PRETRAINED
+from dtfm.protos.places import ADAPTER, PRETRAINED
 
 MOST_PIECE_BYTES = 1 << 20
 
@@ -29,11 +29,12 @@ class Forbidden(ValueError):
 
 
 class Disk:
-    """Files below ``root``, and in ``pretrained``, which are only read. All methods wait for the disk, and raise OSError."""
+    """Files below ``root``, and in ``pretrained`` and ``adapter``, which are only read. All methods wait for the disk, and raise
+    OSError."""
 
-    def __init__(self, root: Path, pretrained: Path | None = None) -> None:
+    def __init__(self, root: Path, pretrained: Path | None = None, adapter: Path | None = None) -> None:
         self._root = root
-        self._pretrained = pretrained
+        self._only_read = {PRETRAINED: pretrained, ADAPTER: adapter}
 
     def put(self, request: wire.PutRequest, most_bytes: int) -> None:
         """Writes a piece. ``most_bytes``: the largest size that the caller may give the file; 0: the caller may not write it.
@@ -81,7 +82,7 @@ class Disk:
         """The place of a path. Raises Forbidden unless the path is a file of a checkpoint, or with ``folder`` a checkpoint."""
         first, _, name = path.partition("/")
         known = step_of(first) is not None or gathering_of(first) is not None
-        parent = self._pretrained if first == PRETRAINED else self._root / first if known else None
+        parent = self._root / first if known else self._only_read.get(first)
         if parent is None or not (_NAME.fullmatch(name) or (folder and not name)):
             raise Forbidden(f"{path[:100]!r} is no file of a checkpoint")
         return parent / name

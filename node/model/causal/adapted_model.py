@@ -20,6 +20,7 @@ from dtfm.node.model.causal.adapter import (
     save_adapter_config,
     with_adapter,
 )
+from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.anatomy import Anatomy, dissect
 from dtfm.node.model.causal.language_model import CausalLM
 from dtfm.node.model.causal.pretrained import Pretrained
@@ -49,6 +50,10 @@ class AdaptedLM(CausalLM):
         anatomy = replace(dissect(adapted, sample), separate_head=anatomy.separate_head)
         super().__init__(adapted, sample, anatomy, None)
         self._files = files
+        self._begun_from = AdapterFiles(adapter.pretrained) if adapter.pretrained else None
+        if self._begun_from is not None:
+            trained = {name: torch.Size(shape) for spec in self.buckets for name, shape in spec.parameters}
+            self._begun_from.check(adapter, trained, files.name)
         parameters, canonical = dict(adapted.named_parameters(remove_duplicate=False)), canonical_names(adapted)
         of_layers = [
             [canonical[id(parameters[name])] for name in layer.parameters if not parameters[name].requires_grad]
@@ -67,6 +72,17 @@ class AdaptedLM(CausalLM):
     def constants(self) -> dict[str, torch.Tensor]:
         """None: they are the published model's."""
         return {}
+
+    def weights_fingerprint(self, seed: int) -> bytes:
+        """The model's, and that of the adapter to begin with."""
+        begun_from = self._begun_from
+        own = b"" if begun_from is None else begun_from.digest + begun_from.digest_of_values(seed)
+        return super().weights_fingerprint(seed) + own
+
+    def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
+        if self._begun_from is None:
+            return super().initial_parameters(bucket, seed)
+        return self._begun_from.read_trained(name for name, _ in bucket.parameters)
 
     def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
         return adapted_layers(self.module, (name for name, _ in bucket.parameters))

@@ -27,6 +27,7 @@ def adapter_config(adapter: Run.Adapter, base: str, revision: str | None) -> Lor
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
         r=adapter.rank,
+        use_rslora=adapter.rs,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft divides it, whatever number it is
         target_modules=list(adapter.targets) or "all-linear",
         bias="none",

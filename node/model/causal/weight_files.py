@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blake3 import blake3
 
 from dtfm.node.data.problems import Withheld, in_one_line
 from dtfm.node.data.reaching import hub_token, needs_leave, open_place, told
 from dtfm.protos.places import is_web
+from dtfm.protos.weights_fingerprint import Described, digest_of_files, digest_of_pieces, picked_pieces
 
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+"""In a folder of peft."""
 GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -33,11 +35,6 @@ MOST_HEADER_BYTES = 100 << 20
 """As in the safetensors library."""
 MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 4096
-PIECE_BYTES = 4096
-"""The most bytes that a fingerprint takes from a tensor."""
-MOST_PIECES = 4096
-"""The most tensors in a fingerprint. Models with a tensor for each expert may have more tensors; the fingerprint takes some of
-them."""
 READERS = 16
 """The number of pieces that are read at the same time: on the hub, each costs a round trip."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -68,6 +65,12 @@ class WeightFiles:
     of tensors in the files; not of the values: see `digest_of_values`.
     """
 
+    KEY = "model.pretrained"
+    """The run file's key that names the folder."""
+    SETTINGS = CONFIG
+    WHOLE = SINGLE
+    """The file of a model that has only one."""
+
     def __init__(self, name: str) -> None:
         """Reads config.json and the files' headers.
 
@@ -79,23 +82,21 @@ class WeightFiles:
         self.bytes_read = 0
         """Of tensors, by `read`."""
         try:
-            self._fs, self._path = _open(name)
-            digest = blake3()
-            self.config = self._json(CONFIG, digest)
-            self.tensors = self._headers(digest)
+            self._fs, self._path = _open(name, self.KEY)
+            described: Described = []
+            self.config = self._json(self.SETTINGS, described)
+            self.tensors = self._headers(described)
             self.generation = self._generation()
         except FileNotFoundError as missing:
-            raise self._wrong(
-                f"has no {CONFIG} ({missing})", "give a folder that transformers' save_pretrained wrote"
-            ) from None
+            raise self._wrong(f"has no {self.SETTINGS} ({missing})", self._instead()) from None
         except Exception as problem:  # whatever the file system raises
-            if isinstance(problem, ValueError) and str(problem).startswith("model.pretrained:"):
+            if isinstance(problem, ValueError) and str(problem).startswith(f"{self.KEY}:"):
                 raise
             leave = needs_leave(repository_of(name)) if "://" not in name and not self._path else ""
             raise self._wrong(
                 f"cannot be read ({in_one_line(problem)}){leave}", "is it there on this node?"
             ) from problem
-        self.digest = digest.digest()
+        self.digest = digest_of_files(described)
         self._of_values: dict[int, bytes] = {}
 
     def digest_of_values(self, seed: int) -> bytes:
@@ -105,14 +106,11 @@ class WeightFiles:
         byte may escape it. Reads the files once. Raises ValueError if a file cannot be read.
         """
         if seed not in self._of_values:
-            chance = {name: int.from_bytes(blake3(f"{seed} {name}".encode()).digest()) for name in self.tensors}
-            chosen = sorted(sorted(chance, key=chance.__getitem__)[:MOST_PIECES])
+            pieces = picked_pieces({name: stored.end - stored.begin for name, stored in self.tensors.items()}, seed)
             with ThreadPoolExecutor(READERS, "weights") as readers:
-                pieces = readers.map(lambda name: self._piece(name, chance[name]), chosen)
-                digest = blake3()
-                for name, piece in zip(chosen, pieces, strict=True):
-                    digest.update(f"{name} {len(piece)} ".encode()).update(piece)
-            self._of_values[seed] = digest.digest()
+                contents = readers.map(lambda piece: self._piece(*piece), pieces)
+                found = [(name, content) for (name, _, _), content in zip(pieces, contents, strict=True)]
+            self._of_values[seed] = digest_of_pieces(found)
         return self._of_values[seed]
 
     @property
@@ -130,11 +128,9 @@ class WeightFiles:
         # The outer and the inner settings may differ about this, and releases of transformers about which of them counts.
         self.config = config if _HEAD in self.tensors else config | {"tie_word_embeddings": True}
 
-    def _piece(self, name: str, chance: int) -> bytes:
-        stored = self.tensors[name]
-        size = min(PIECE_BYTES, stored.end - stored.begin)
-        begin = stored.begin + chance % (stored.end - stored.begin - size + 1)
-        return self._bytes(name, begin, begin + size)
+    def _piece(self, name: str, begin: int, end: int) -> bytes:
+        start = self.tensors[name].begin
+        return self._bytes(name, start + begin, start + end)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, in its stored dtype. Raises ValueError if the file is cut off or cannot be read."""
@@ -160,15 +156,15 @@ class WeightFiles:
             raise self._wrong(f"{file} is cut off: {name} is missing", "copy it again")
         return content
 
-    def _headers(self, digest: blake3) -> dict[str, StoredTensor]:
+    def _headers(self, described: Described) -> dict[str, StoredTensor]:
         if not self._fs.exists(f"{self._path}/{INDEX}"):
-            if not self._fs.exists(f"{self._path}/{SINGLE}"):
+            if not self._fs.exists(f"{self._path}/{self.WHOLE}"):
                 raise self._wrong(
-                    f"has neither {SINGLE} nor {INDEX}",
+                    f"has neither {self.WHOLE} nor {INDEX}",
                     "only safetensors are read; load it with transformers and save it again with save_pretrained",
                 )
-            return self._header(SINGLE, digest)
-        files = self._json(INDEX, digest).get("weight_map")
+            return self._header(self.WHOLE, described)
+        files = self._json(INDEX, described).get("weight_map")
         if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
             raise self._wrong(f"{INDEX} has no weight_map", "copy it again")
         names = sorted(set(files.values()))
@@ -176,13 +172,13 @@ class WeightFiles:
             Path(file).name == file and file.endswith(".safetensors") for file in names
         ):
             raise self._wrong(f"{INDEX} does not name up to {MOST_FILES} .safetensors files beside it", "copy it again")
-        headers = {file: self._header(file, digest) for file in names}
+        headers = {file: self._header(file, described) for file in names}
         for tensor, file in files.items():
             if tensor not in headers[file]:
                 raise self._wrong(f"{file} does not have {tensor}, although {INDEX} says so", "copy it again")
         return {tensor: headers[file][tensor] for tensor, file in files.items()}
 
-    def _header(self, file: str, digest: blake3) -> dict[str, StoredTensor]:
+    def _header(self, file: str, described: Described) -> dict[str, StoredTensor]:
         path = f"{self._path}/{file}"
         try:
             size = self._fs.size(path)
@@ -192,7 +188,7 @@ class WeightFiles:
         if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
             raise self._wrong(f"{file} is not a safetensors file, or cut off", "copy it again")
         content = self._fs.cat_file(path, start=8, end=8 + length)
-        digest.update(f"{file} {size} ".encode()).update(content)
+        described.append((file, size, content))
         header = self._object(content, file)
         header.pop("__metadata__", None)
         return {name: self._stored(name, entry, file, 8 + length, size) for name, entry in header.items()}
@@ -213,18 +209,27 @@ class WeightFiles:
             raise self._wrong(f"{file} is cut off, or its header is wrong about {name}", "copy it again")
         return StoredTensor(file, _DTYPES[dtype], shape, start + begin, start + end)
 
+    def _instead(self) -> str:
+        """The fix for a folder without settings: what else to name."""
+        try:
+            config = self._json(ADAPTER_CONFIG, [])
+        except Exception:  # whatever the file system raises
+            return "give a folder that transformers' save_pretrained wrote"
+        base = str(config.get("base_model_name_or_path"))
+        return f"it is an adapter: name its model as model.pretrained ({base!r:.200}), and the folder as adapter.pretrained"
+
     def _generation(self) -> dict[str, Any] | None:
         try:
-            return self._json(GENERATION, blake3())
+            return self._json(GENERATION, [])
         except FileNotFoundError:
             return None
         except Exception as problem:  # whatever the file system raises
             log.warning("%s of %s is left out of exports: %s", GENERATION, self.name, in_one_line(problem))
             return None
 
-    def _json(self, file: str, digest: blake3) -> dict[str, Any]:
+    def _json(self, file: str, described: Described) -> dict[str, Any]:
         content = self._fs.cat_file(f"{self._path}/{file}", start=0, end=MOST_JSON_BYTES)
-        digest.update(f"{file} {len(content)} ".encode()).update(content)
+        described.append((file, len(content), content))
         return self._object(content, file)
 
     def _object(self, content: bytes, file: str) -> dict[str, Any]:
@@ -237,11 +242,11 @@ class WeightFiles:
         return found
 
     def _wrong(self, what: str, fix: str) -> ValueError:
-        sentence = f"model.pretrained: {self.name}: {what}; {fix}"
-        return Withheld(told("model.pretrained", self.name), sentence) if is_web(self.name) else ValueError(sentence)
+        sentence = f"{self.KEY}: {self.name}: {what}; {fix}"
+        return Withheld(told(self.KEY, self.name), sentence) if is_web(self.name) else ValueError(sentence)
 
 
-def _open(name: str) -> tuple[Any, str]:
+def _open(name: str, key: str) -> tuple[Any, str]:
     """The file system of the folder, and its path there."""
     local = Path(name).expanduser()
     if local.is_dir():
@@ -249,11 +254,11 @@ def _open(name: str) -> tuple[Any, str]:
     elif "://" not in name:
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:
             raise ValueError(
-                f"model.pretrained: there is no folder {name!r} on this node (in {Path.cwd()}); copy it there, or give a URL "
+                f"{key}: there is no folder {name!r} on this node (in {Path.cwd()}); copy it there, or give a URL "
                 "that all nodes reach, or a name on the Hugging Face hub"
             )
         return _on_hub(name)
-    fs, path = open_place(name, "model.pretrained")
+    fs, path = open_place(name, key)
     return fs, str(path).rstrip("/")
 
 

@@ -12,11 +12,15 @@ from dtfm.protos.plan_pb2 import Run
 
 
 def run(
-    source: str = "python-stdlib", tokenizer: str = "bytes", pretrained: str = "", uri: str = "coordinator:"
+    source: str = "python-stdlib",
+    tokenizer: str = "bytes",
+    pretrained: str = "",
+    uri: str = "coordinator:",
+    adapter: str = "",
 ) -> Run:
     return Run(
         data=Run.Data(source=source, tokenizer=tokenizer),
-        model=Run.Model(pretrained=pretrained),
+        model=Run.Model(pretrained=pretrained, adapter=Run.Adapter(pretrained=adapter)),
         checkpoint=Run.Checkpoint(uri=uri),
     )
 
@@ -40,6 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run(tokenizer="gpt2"),
         run(tokenizer="owner/name", pretrained="owner/name@main"),
         run(pretrained="https://example.org/weights"),
+        run(pretrained="owner/name", adapter="coordinator://disk/adapter"),
         run(uri="memory://x"),
     ],
     ids=lambda each: each.data.source,
@@ -83,6 +88,8 @@ def test_all_places_that_are_refused_are_told_at_once(folder: Path) -> None:
         (run(pretrained="data"), "model.pretrained"),
         (run(pretrained="file:///etc"), "model.pretrained"),
         (run(pretrained="FILE:///etc"), "model.pretrained"),
+        (run(adapter="/etc"), "adapter.pretrained"),
+        (run(adapter="file:///etc"), "adapter.pretrained"),
         (run(uri="/root/.ssh"), "checkpoint.uri"),
         (run(uri="file:///root/.ssh"), "checkpoint.uri"),
         (run(uri="local:///root/.ssh"), "checkpoint.uri"),

@@ -21,7 +21,7 @@ from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.generate_text import forget, generate, main as sample_command
+from dtfm.node.model.generate_text import Writer, forget
 from dtfm.node.model.model import Model
 from dtfm.node.model.sequential import load_sequential
 from dtfm.node.model.stage import Stage, build_stage
@@ -155,9 +155,6 @@ def test_transformers_loads_the_export_with_equal_logits(family: str, tied: bool
     assert next(loaded.parameters()).dtype == torch.float32
     tokens = torch.arange(12)[None]
     torch.testing.assert_close(loaded.eval()(tokens).logits, stage.forward(tokens), rtol=1e-6, atol=1e-6)
-    text = generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
-    assert text.startswith("All nodes")
-    assert text == generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
     for seed, same in ((3, False), (4, True)):
         forget(loaded, seed)
         assert torch.allclose(loaded(tokens).logits, stage.forward(tokens), rtol=1e-6, atol=1e-6) == same
@@ -172,23 +169,8 @@ def test_the_export_brings_its_tokenizer(tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype="auto").dtype == torch.float64
-    assert generate(tmp_path / "export", "All nodes", tokens=3, seed=1).startswith("All nodes")
-
-
-def test_the_sample_command_prints_text_and_names_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sample_command([str(tmp_path)]) == 2
-    assert "has no config.json: give a folder made by `dtfm-coordinator export`" in capsys.readouterr().err
-    data = text_data(tmp_path)
-    model = model_for("gpt2", data)
-    write_checkpoint(str(tmp_path / "checkpoint"), [stage_of(model, 0, len(model.layers))])
-    write_model_files(str(tmp_path / "checkpoint"), model, data)
-    export(tmp_path / "checkpoint", tmp_path / "export")
-    assert sample_command([str(tmp_path / "export"), "--prompt", "def f", "--tokens", "4", "--seed", "3"]) == 0
-    assert capsys.readouterr().out.startswith("def f")
-    assert sample_command([str(tmp_path / "export"), "--prompt", ""]) == 2
-    assert "the prompt has 0 tokens; give at least one" in capsys.readouterr().err
+    writer = Writer(tmp_path / "export", CPU)
+    assert writer.tokenizer.vocabulary() == tokenizer.get_vocab()
 
 
 def read(folder: Path | str, bucket: Bucket) -> None:

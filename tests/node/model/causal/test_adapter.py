@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dtfm.node.data.samples import Sample
+from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.layer_costs import layer_costs
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos import plan_pb2
-from tests.published import publish
+from tests.published import publish, publish_adapter
 
 CPU = torch.device("cpu")
 SAMPLE = Sample((12,), torch.int64, 256)
@@ -27,8 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish(tmp_path_factory.mktemp("published"))
 
 
-def model_of(folder: Path, *, weights: str = "bf16", rank: int = 4, targets: tuple[str, ...] = ()) -> Model:
-    adapter = plan_pb2.Run.Adapter(rank=rank, alpha=8, targets=targets)
+def model_of(
+    folder: Path, *, weights: str = "bf16", rank: int = 4, targets: tuple[str, ...] = (), pretrained: Path | str = ""
+) -> Model:
+    adapter = plan_pb2.Run.Adapter(rank=rank, alpha=8, targets=targets, pretrained=str(pretrained))
     return load_model(plan_pb2.Run.Model(pretrained=str(folder), weights=weights, adapter=adapter), SAMPLE)
 
 
@@ -152,3 +157,71 @@ def test_without_bitsandbytes_packed_weights_are_refused(folder: Path, monkeypat
         ValueError, match=r'^model.weights = "nf4" needs bitsandbytes, which cannot be imported here .* pip install'
     ):
         model_of(folder, weights="nf4")
+
+
+def test_it_begins_with_the_numbers_of_a_published_adapter(folder: Path, tmp_path: Path) -> None:
+    begun = publish_adapter(tmp_path / "adapter", folder)
+    model = model_of(folder, pretrained=begun)
+    stored = load_file(begun / "adapter_model.safetensors")
+    found = {name: value for spec in model.buckets for name, value in model.initial_parameters(spec, 7).items()}
+    assert len(found) == len(stored) == 3 * 2 * 7
+    for name, value in found.items():
+        assert torch.equal(value, stored[f"base_model.model.{name.replace('.default', '')}"])
+    fresh = model_of(folder).weights_fingerprint(7)
+    before = model.weights_fingerprint(7)
+    assert before[:64] == fresh
+    assert len(before) == 128
+    save_file({name: -value for name, value in stored.items()}, begun / "adapter_model.safetensors", {"format": "pt"})
+    assert model_of(folder, pretrained=begun).weights_fingerprint(7)[:64] == fresh
+    assert model_of(folder, pretrained=begun).weights_fingerprint(7) != before
+
+
+@pytest.mark.parametrize(
+    ("published", "complaint"),
+    [
+        ({"r": 8}, "adapter.rank = 4, but the adapter in ADAPTER has 8; set rank = 8 in [adapter]"),
+        ({"lora_alpha": 4}, "adapter.alpha = 8.0, but the adapter in ADAPTER has 4.0; set alpha = 4.0 in [adapter]"),
+        ({"use_rslora": True}, "adapter.rs = false, but the adapter in ADAPTER has true; set rs = true in [adapter]"),
+        (
+            {"target_modules": ["q_proj"]},
+            "adapter.pretrained: ADAPTER: it has no base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, which the run "
+            "trains; set adapter.targets = ['q_proj']",
+        ),
+        ({"use_dora": True}, "adapter.pretrained: ADAPTER has use_dora = True, which runs do not train; merge it"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "adapter.pretrained: ADAPTER has modules_to_save = ['lm_head'], which runs do not",
+        ),
+    ],
+)
+def test_an_adapter_to_begin_with_that_differs_from_the_runs_is_refused(
+    folder: Path, tmp_path: Path, published: dict[str, Any], complaint: str
+) -> None:
+    begun = publish_adapter(tmp_path / "adapter", folder, **published)
+    with pytest.raises(ValueError, match=r"^adapter") as refused:
+        model_of(folder, pretrained=begun)
+    assert str(refused.value).startswith(complaint.replace("ADAPTER", str(begun)))
+
+
+def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = publish(tmp_path / "other", hidden_size=64)
+    begun = publish_adapter(tmp_path / "adapter", other)
+    with pytest.raises(
+        ValueError, match=r"lora_A.weight has shape \[4, 64\], and .*it is an adapter for another model"
+    ):
+        model_of(folder, pretrained=begun)
+    config = json.loads((begun / "adapter_config.json").read_text())
+    (begun / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "owner/other"}))
+    files = AdapterFiles(str(begun))
+    with pytest.raises(ValueError, match=r"is an adapter for another model, owner/other; set model.pretrained to that"):
+        files.check(plan_pb2.Run.Adapter(rank=4, alpha=8), {}, "owner/mine@main")
+
+
+def test_an_adapter_in_place_of_a_model_is_told_how_to_be_named(folder: Path, tmp_path: Path) -> None:
+    """The coordinator had no such folder, otherwise it would have read it."""
+    begun = publish_adapter(tmp_path / "adapter", folder)
+    with pytest.raises(
+        ValueError, match=r"has no config.json .*it is an adapter: name its model as model.pretrained"
+    ) as told:
+        model_of(begun)
+    assert str(told.value).endswith(f"('{folder}'), and the folder as adapter.pretrained")

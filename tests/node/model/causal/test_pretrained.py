@@ -16,11 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Bytes, load_tokenizer
-from dtfm.node.model.causal import weight_files
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
-from dtfm.protos import plan_pb2
+from dtfm.protos import plan_pb2, weights_fingerprint
 from tests.node.model.test_stage import CONFIGS as DENSE, MIXTURES
 from tests.tokenizer import make_tokenizer
 
@@ -128,7 +127,7 @@ def test_the_fingerprint_tells_weights_of_another_kind(copied: Path, llama: Path
 
 def test_the_fingerprint_tells_other_values_of_any_tensor(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each tensor it takes a piece, whose place depends on the seed, and no more."""
-    monkeypatch.setattr(weight_files, "PIECE_BYTES", 16)
+    monkeypatch.setattr(weights_fingerprint, "PIECE_BYTES", 16)
     files = WeightFiles(str(copied))
 
     def digest(seed: int) -> bytes:
@@ -159,7 +158,7 @@ def test_the_fingerprint_tells_other_values_of_any_tensor(copied: Path, monkeypa
     files.digest_of_values(7)
     assert reads == [16] * len(files.tensors)
     reads.clear()
-    monkeypatch.setattr(weight_files, "MOST_PIECES", 5)
+    monkeypatch.setattr(weights_fingerprint, "MOST_PIECES", 5)
     files.digest_of_values(9)
     assert len(reads) == 5
 

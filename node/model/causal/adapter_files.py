@@ -1,0 +1,83 @@
+"""The adapter that a run begins with, in a folder of peft."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from dtfm.node.model.causal.weight_files import ADAPTER_CONFIG, WeightFiles, repository_of
+from dtfm.protos.places import is_local_name
+from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.published_adapter import PublishedAdapter, published_adapter
+
+log = logging.getLogger(__name__)
+
+_PEFT = "base_model.model."
+"""Begins the names that peft gives to a model's tensors."""
+
+
+class AdapterFiles(WeightFiles):
+    """The adapter's settings and tensors."""
+
+    KEY = "adapter.pretrained"
+    SETTINGS = ADAPTER_CONFIG
+    WHOLE = "adapter_model.safetensors"
+
+    def check(self, adapter: Run.Adapter, trained: Mapping[str, torch.Size], base: str) -> None:
+        """Raises ValueError unless this is an adapter for the model ``base``, as the run file describes it. ``trained``: by name,
+        the shapes of the run's trained parameters."""
+        try:
+            found = published_adapter(self.config, self.name)
+        except ValueError as problem:
+            raise ValueError(f"{self.KEY}: {problem}") from None
+        self._check_base(found, base)
+        rs = {True: "true", False: "false"}
+        for key, mine, theirs in (
+            ("rank", adapter.rank, found.rank),
+            ("alpha", adapter.alpha, found.alpha),
+            ("rs", rs[adapter.rs], rs[found.rs]),
+        ):
+            if mine != theirs:
+                raise ValueError(
+                    f"adapter.{key} = {mine}, but the adapter in {self.name} has {theirs}; set {key} = {theirs} in [adapter]"
+                )
+        wanted = {_in_peft(name): shape for name, shape in trained.items()}
+        missing, unknown = sorted(wanted.keys() - self.tensors.keys()), sorted(self.tensors.keys() - wanted.keys())
+        if missing or unknown:
+            what = (
+                f"{unknown[0]}, which the run does not train" if unknown else f"no {missing[0]}, which the run trains"
+            )
+            targets = list(found.targets) if isinstance(found.targets, tuple) else found.targets
+            raise self._wrong(
+                f"it has {what}",
+                f"set adapter.targets = {targets!r:.300} if it stands beside this model, or name an adapter that does",
+            )
+        for name, shape in wanted.items():
+            if self.tensors[name].shape != tuple(shape):
+                raise self._wrong(
+                    f"{name} has shape {list(self.tensors[name].shape)}, and beside this model it would have {list(shape)}",
+                    "it is an adapter for another model; name one for this model",
+                )
+
+    def read_trained(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The values of trained parameters, float32 or float64 on the CPU. Raises ValueError if a file cannot be read."""
+        found = {name: self.read(_in_peft(name)) for name in names}
+        return {name: value if value.dtype == torch.float64 else value.float() for name, value in found.items()}
+
+    def _check_base(self, found: PublishedAdapter, base: str) -> None:
+        """Two names on the hub are two models. Folders may be copies: shapes tell."""
+        theirs, mine = repository_of(found.base), repository_of(base)
+        if theirs == mine or not theirs:
+            return
+        if all(name.count("/") == 1 and not is_local_name(name) for name in (theirs, mine)):
+            raise ValueError(
+                f"{self.KEY}: {self.name} is an adapter for another model, {theirs}; set model.pretrained to that, or name an "
+                f"adapter for {mine}"
+            )
+        log.info("the adapter of %s was trained beside %s, and goes on beside %s", self.name, theirs, mine)
+
+
+def _in_peft(name: str) -> str:
+    return f"{_PEFT}{name.replace('.default.', '.')}"

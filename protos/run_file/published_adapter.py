@@ -1,0 +1,50 @@
+"""An adapter in a folder of peft, as its adapter_config.json describes it, and whether a run can train it further."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_UNUSUAL = ("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices")
+"""What a run does not train. Each is empty in adapters that a run can go on with."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAdapter:
+    """``base``: the model beside which it stands, with "@" and the commit if these are known. ``targets``: the modules that have
+    an adapter, by the ends of their names, or "all-linear"."""
+
+    base: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] | str
+    rs: bool
+
+
+def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
+    """The adapter that the content of adapter_config.json describes. ``name``: its folder. Raises ValueError, to follow the key's
+    name, for one that no run can train further."""
+    if (kind := config.get("peft_type")) != "LORA":
+        raise ValueError(f"{name} is an adapter of the kind {kind!r:.80}; only LoRA can be trained further")
+    unusual = [key for key in _UNUSUAL if config.get(key)] + (["bias"] if config.get("bias", "none") != "none" else [])
+    if unusual:
+        raise ValueError(
+            f"{name} has {unusual[0]} = {config[unusual[0]]!r:.80}, which runs do not train; merge it with its model "
+            "(peft's merge_and_unload), and begin with that"
+        )
+    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float):
+        raise ValueError(f"{name} has no numbers as r and lora_alpha in its adapter_config.json; copy it again")
+    if isinstance(targets, list) and all(isinstance(each, str) for each in targets):
+        targets = tuple(sorted(targets))
+    elif targets != "all-linear":
+        raise ValueError(
+            f"{name} names its targets by a pattern, {targets!r:.80}, which runs do not know; list them there"
+        )
+    base, revision = str(config.get("base_model_name_or_path") or ""), str(config.get("revision") or "")
+    if _COMMIT.fullmatch(revision) and "@" not in base:
+        base = f"{base}@{revision}"
+    return PublishedAdapter(base, rank, float(alpha), targets, bool(config.get("use_rslora")))
