@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.service.begun_from import begun_from
-from dtfm.coordinator.service.disk import Disk, Forbidden
+from dtfm.coordinator.service.checkpoint.disk import Disk, Forbidden
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
