@@ -116,9 +116,7 @@ class Fated:
         return time.monotonic() - self.began
 
     def mend(self) -> None:
-        """Waits until all train again."""
-        cluster = self.cluster
-        mended = len(cluster.events)
+        cluster, mended = self.cluster, len(self.cluster.events)
         match self.means:
             case Means.CUT | Means.CUT_ONE_WAY | Means.SWALLOWS:
                 mend_link(self.wan, *self.pair)
@@ -133,7 +131,6 @@ class Fated:
                 cluster.add(self.node)
             case Means.STOP:
                 cluster.nodes[self.node].send(signal.SIGCONT)
-        await_all(cluster, mended)
 
     def _works(self, measured: Event) -> bool:
         return any(
@@ -169,8 +166,9 @@ def test_a_run_goes_on_by_itself_whatever_fails_at_whatever_moment(wan: Wan, tmp
             print(f"{means.value}, {moment.name.lower()}: {stalls[moment.name]:.1f} s to the next commits")
             if moment is Moment.SWITCH:
                 cluster.add(other)
+            mended = len(cluster.events)
             fated.mend()
-            plan = await_all(cluster, len(cluster.events))
+            plan = await_all(cluster, mended)
         assert [name for name, process in cluster.nodes.items() if process.running.poll() is not None] == []
     for kind in ("node_quarantined", "run_failed", "rolled_back"):
         assert cluster.of(kind) == [], kind
