@@ -72,9 +72,9 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     most_bytes = max(parameter_bytes(transition.state, layers) for layers in writers.values())
     most_bytes *= transition.state.ledger.description.workload.bytes_moved_per_parameter_byte
-    moves, due, sessions = Moves(), _due(transition, most_bytes / DISK_BANDWIDTH), transition.state.members.sessions
+    moves, until, sessions = Moves(), _due(transition, most_bytes / DISK_BANDWIDTH), transition.state.members.sessions
     for node in sorted(writers.keys() & sessions.keys()):
-        moves = moving.begun(moves, sessions[node], range(*writers[node]), due)
+        moves = moving.begun(moves, sessions[node], range(*writers[node]), until)
     tally = SnapshotTally(step, transition.now, heard=transition.now, spread=spread, checkpoint=sends, moves=moves)
     transition.set_safekeeping(replace(kept, snapshot=tally))
     return True
