@@ -71,9 +71,9 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     plan, *_ = transition.state.ledger.training.in_force.islands  # all islands have the same weights now
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     most_bytes = max(moved_bytes(transition.state, layers) for layers in writers.values())
-    moves, due_by, sessions = Moves(), _due(transition, most_bytes / DISK_BANDWIDTH), transition.state.members.sessions
+    moves, until, sessions = Moves(), _due(transition, most_bytes / DISK_BANDWIDTH), transition.state.members.sessions
     for node in sorted(writers.keys() & sessions.keys()):
-        moves = moving.begun(moves, sessions[node], range(*writers[node]), due_by)
+        moves = moving.begun(moves, sessions[node], range(*writers[node]), until)
     tally = SnapshotTally(step, transition.now, heard=transition.now, spread=spread, checkpoint=sends, moves=moves)
     transition.set_safekeeping(replace(kept, snapshot=tally))
     return True

@@ -222,7 +222,8 @@ def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
     assert world.last_to("a", "keep") == wire.Keep(steps=[6])
 
 
-def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_node_that_cannot_store_its_files_or_is_late_is_replaced_by_another(says_so: bool) -> None:
     world = snapshot_due("a", "b", "c", cluster={"stages": [1, 1, 1]})
     thirds = (Stage((0, 1), ("a",), ()), Stage((1, 2), ("b",), ()), Stage((2, LAYERS), ("c",), ()))
     plan = from_routes(world.plan_in_force.generation, thirds, [(tuple("abc"), 4)])
@@ -232,7 +233,12 @@ def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
     asked = all_to_fetch(world)
     (unable,) = [node for node, buckets in asked.items() if 2 in buckets]
     other = "b" if unable == "a" else "a"
-    report_full_disk(world, 2, unable)
+    if says_so:
+        report_full_disk(world, 2, unable)
+    else:
+        for node in asked.keys() - {unable}:
+            report_files(world, node, 2, asked[node])
+        step_after(world, PATIENCE_FACTOR * LEASE + 1)
     assert {2, 3} <= to_fetch(world, other).keys()
 
 
