@@ -40,7 +40,7 @@ def check_muon() -> None:
 @torch.no_grad()
 def orthogonalise(bucket: Bucket, gradients: torch.Tensor, name: str) -> None:
     """Finds the update of a matrix, from its momentum and the flat ``gradients`` of the bucket, on their device."""
-    from torch.optim import _muon  # type: ignore[attr-defined]  # not in older versions: see check_muon
+    from torch.optim import _muon  # not in older versions: see check_muon
 
     gradient = bucket.views(gradients)[name]
     momentum = bucket.views(bucket.moments[0])[name].to(gradient.device)
@@ -70,7 +70,7 @@ def muon(rate: float, weight_decay: float, bucket: Bucket, gradients: torch.Tens
 
 def rate_of(rate: float, shape: torch.Size) -> float:
     """The rate of a matrix's updates, which are as large then as AdamW's."""
-    from torch.optim import _muon  # type: ignore[attr-defined]  # see above
+    from torch.optim import _muon  # see above
 
     adjusted: float = _muon._adjust_lr(rate, "match_rms_adamw", shape)
     return adjusted

@@ -123,7 +123,7 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
             sent = matrix_pieces(sizes.matrices.get(header.index, ()), len(members))
             if header.part >= len(sent) or (owner := members[sent[header.part].owner]) == placement.node:
                 return (), 0
-            sender, elements = owner, sent[header.part].stop - sent[header.part].start
+            return (owner,), sent[header.part].stop - sent[header.part].start
         case Kind.ACTIVATION if not exchanges:
             sender, elements = placement.previous.get(header.index), sizes.input
         case Kind.EVALUATION:

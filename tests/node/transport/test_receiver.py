@@ -185,6 +185,29 @@ def test_between_exchanges_no_codec_is_sparse_either() -> None:
         validate(expect, APPLIED + 1, "mine", under_topk(plain))
 
 
+def test_only_the_owner_of_a_matrix_sends_its_update_in_16_bits_and_under_no_codec() -> None:
+    """Of the matrices with 300 and 600 elements "me" owns the larger one, as the first member of its group."""
+    plain = expectations()
+    expect = replace(plain, sizes=replace(plain.sizes, matrices={1: (300, 600)}))
+    update = Header(Kind.ORTHOGONAL, 0, 3, 5, 8, 1, 0, 300, 600)
+    validate(expect, APPLIED, "other", update)
+    wrong = {
+        "another sender": ("a1", update),
+        "my own": ("other", replace(update, part=1, elements=600, total=1200)),
+        "no such piece": ("other", replace(update, part=2)),
+        "no such bucket": ("other", replace(update, index=0)),
+        "32 bits": ("other", replace(update, dtype=1, total=1200)),
+        "another size": ("other", replace(update, elements=299, total=598)),
+        "a codec": ("other", replace(update, codec=Codec.RAW16)),
+    }
+    for source, header_of in wrong.values():
+        with pytest.raises(FrameError) as caught:
+            validate(expect, APPLIED, source, header_of)
+        assert caught.value.problem is FrameProblem.UNEXPECTED
+    with pytest.raises(FrameError):  # in a run without Muon
+        validate(plain, APPLIED, "other", update)
+
+
 def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
     at.receiver.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
     other = replace(header(), codec=1, total=ELEMENTS * 2)
