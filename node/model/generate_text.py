@@ -112,11 +112,11 @@ class Writer:
         return self.tokenizer.asked(messages)
 
 
-class _Streamer(TextStreamer):
+class _Streamer(TextStreamer):  # type: ignore[misc]  # transformers has no types
     """Hands the text to ``take``, word by word."""
 
     def __init__(self, tokenizer: Tokenizer, take: Callable[[str], None]) -> None:
-        super().__init__(_Shown(tokenizer), skip_prompt=True)  # type: ignore[arg-type]  # it calls decode alone
+        super().__init__(_Shown(tokenizer), skip_prompt=True)  # it calls decode alone
         self._take = take
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -45,6 +45,6 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
             f"{name} names its targets by a pattern, {targets!r:.80}, which runs do not know; list them there"
         )
     base, revision = str(config.get("base_model_name_or_path") or ""), str(config.get("revision") or "")
-    if _COMMIT.fullmatch(revision) and "@" not in base:
+    if base and _COMMIT.fullmatch(revision) and "@" not in base:
         base = f"{base}@{revision}"
     return PublishedAdapter(base, rank, float(alpha), targets, bool(config.get("use_rslora")))
