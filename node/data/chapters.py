@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.node.data.files import File
+from dtfm.node.data.reading.files import File
 from dtfm.node.data.samples import chapter_order, chapter_samples
 
 MOST_CHAPTERS = 4096

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import ByteLevelBPETokenizer
 
-from dtfm.node.data.sources import standard_library
+from dtfm.node.data.reading.sources import standard_library
 
 SIZE = 1024
 """Tokens: the bytes, and 767 words and parts of words. More would make each step of a small model longer."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtfm.node.data.messages import Conversation, Message
 from dtfm.node.data.problems import in_one_line
+from dtfm.node.data.reading.messages import Conversation, Message
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.cache import is_usable, shared
-from dtfm.node.data.files import File
-from dtfm.node.data.messages import Conversation
-from dtfm.node.data.rendered import Rendered
-from dtfm.node.data.sources import (
+from dtfm.node.data.reading.files import File
+from dtfm.node.data.reading.messages import Conversation
+from dtfm.node.data.reading.sources import (
     Document,
     Reading,
     Source,
@@ -29,6 +28,7 @@ from dtfm.node.data.sources import (
     documents_of,
     state_of,
 )
+from dtfm.node.data.rendered import Rendered
 from dtfm.node.data.tokenizer import Tokenizer, between_documents
 
 log = logging.getLogger(__name__)

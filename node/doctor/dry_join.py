@@ -12,7 +12,7 @@ import time
 
 from dtfm.node.data.allowed import EVERYTHING, Allowed
 from dtfm.node.data.problems import in_full, sentence_of
-from dtfm.node.data.sources import named
+from dtfm.node.data.reading.sources import named
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.doctor.wish import Wish
 from dtfm.node.host.device import open_device

@@ -22,7 +22,7 @@ from dtfm.node.data.dataset import Agreed, Data
 from dtfm.node.data.load import is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
 from dtfm.node.data.reaching import give_leave
-from dtfm.node.data.sources import named
+from dtfm.node.data.reading.sources import named
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16, why_slow_in_fp32
 from dtfm.node.host.long_parts import long_part

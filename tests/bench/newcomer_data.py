@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from dtfm.node.data.load import load_data
-from dtfm.node.data.sources import standard_library
+from dtfm.node.data.reading.sources import standard_library
 from dtfm.protos import plan_pb2
 from tests.bench.rows import Row, show
 from tests.tokenizer import make_tokenizer

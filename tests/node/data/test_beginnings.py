@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from dtfm.node.data import sources, tokens
+from dtfm.node.data import tokens
 from dtfm.node.data.load import load_data
+from dtfm.node.data.reading import sources
 from dtfm.node.data.tokenizer import Pretrained, load_tokenizer
 from dtfm.node.model.generate_text import prompt_ids
 from dtfm.protos import plan_pb2

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from dtfm.node.data import cache as cache_module, sources, tokens
+from dtfm.node.data import cache as cache_module, tokens
 from dtfm.node.data.cache import MOST_UNUSED
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
+from dtfm.node.data.reading import sources
 from dtfm.protos import plan_pb2
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40

@@ -21,9 +21,9 @@ from transformers import AutoTokenizer
 from dtfm.node.data import tokens
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
-from dtfm.node.data.messages import conversation_of
+from dtfm.node.data.reading.messages import conversation_of
+from dtfm.node.data.reading.sources import Source, conversations
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.data.sources import Source, conversations
 from dtfm.node.data.tokenizer import load_tokenizer
 from dtfm.protos import plan_pb2
 from tests.tokenizer import TURNS, add_tokens, change_config, make_metaspace_tokenizer, make_tokenizer

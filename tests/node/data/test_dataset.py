@@ -16,11 +16,12 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.node.data import records, sources, tokens as tokens_module
+from dtfm.node.data import tokens as tokens_module
 from dtfm.node.data.allowed import check_places, read_allowed
 from dtfm.node.data.dataset import Data, entropy
 from dtfm.node.data.load import load_data
-from dtfm.node.data.sources import Document, Source
+from dtfm.node.data.reading import records, sources
+from dtfm.node.data.reading.sources import Document, Source
 from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from dtfm.protos import plan_pb2
 from tests import convnet

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from dtfm.node.data.files import File, library
+from dtfm.node.data.reading.files import File, library
 
 PIECE = 1 << 16
 """Characters per piece. A tokenizer gets a whole piece."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dtfm.node.data.files import File, files_of
-from dtfm.node.data.sources import Source, library_files, state_of
+from dtfm.node.data.reading.files import File, files_of
+from dtfm.node.data.reading.sources import Source, library_files, state_of
 from dtfm.protos.places import is_remote_url
 from dtfm.protos.run_file.records import HUB, STANDARD_LIBRARY
 from dtfm.protos.source_files import MOST_FILES, Files, SourceFile, described, grouped, short_name

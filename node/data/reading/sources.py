@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dtfm.node.data.allowed import EVERYTHING
-from dtfm.node.data.files import TEXT, File, files_of
-from dtfm.node.data.hub_records import hub_records
-from dtfm.node.data.messages import SHAREGPT, Conversation, conversation_of
-from dtfm.node.data.records import PIECE, pieces_of, records_of
+from dtfm.node.data.reading.files import TEXT, File, files_of
+from dtfm.node.data.reading.hub_records import hub_records
+from dtfm.node.data.reading.messages import SHAREGPT, Conversation, conversation_of
+from dtfm.node.data.reading.records import PIECE, pieces_of, records_of
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.records import HUB, MESSAGES, STANDARD_LIBRARY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtfm.node.data.sources import Source, conversations, documents
+from dtfm.node.data.reading.sources import Source, conversations, documents
 
 
 def test_how_much_is_read_grows_with_the_files_to_the_whole(tmp_path: Path) -> None:

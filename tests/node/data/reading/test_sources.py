@@ -23,8 +23,8 @@ from dtfm.node.data.dataset import Agreed, Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.problems import Withheld
 from dtfm.node.data.reaching import give_leave
+from dtfm.node.data.reading.sources import Source, conversations, documents
 from dtfm.node.data.samples import training_samples
-from dtfm.node.data.sources import Source, conversations, documents
 from dtfm.protos.places import hub_name
 from dtfm.protos.plan_pb2 import Run
 from tests.tokenizer import change_config, make_tokenizer

@@ -1,0 +1,1 @@
+"""Reading: from the places that a run names to files, records, documents and conversations."""
