@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtfm.node.data.messages import Message
+from dtfm.node.data.reading.messages import Message
 from dtfm.node.host.device import open_device
 from dtfm.node.model.generate_text import Writer, prompt_ids
 from dtfm.protos.printable import printable_lines

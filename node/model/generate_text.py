@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, TextStreamer
 from transformers.utils import logging as transformers_logging
 
 from dtfm.node.data.allowed import EVERYTHING
-from dtfm.node.data.messages import Message
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import give_leave
+from dtfm.node.data.reading.messages import Message
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Pretrained, Tokenizer, load_tokenizer
 from dtfm.node.model.causal.anatomy import dissect
