@@ -180,7 +180,7 @@ def test_a_run_goes_on_by_itself_whatever_fails_at_whatever_moment(wan: Wan, tmp
 @pytest.mark.parametrize("wan", [ISLANDS], indirect=True, ids=[""])
 @pytest.mark.parametrize("means", Means, ids=lambda means: means.value)
 def test_so_do_islands_in_an_exchange(wan: Wan, tmp_path: Path, means: Means) -> None:
-    text = text_of_islands(100, nodes=ISLANDS).replace("lease = 5.0", f"lease = {LEASE}")
+    text = text_of_islands(60, nodes=ISLANDS).replace("lease = 5.0", f"lease = {LEASE}")
     with wan_cluster(wan, tmp_path, text, coordinator=("tests.cluster.drawn",), faults=[]) as cluster:
         fated = Fated(wan, cluster, means, "b1", 2 * (ROUNDS + 1), Phase.REDUCE)
         for name in ISLANDS:
