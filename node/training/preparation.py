@@ -157,7 +157,7 @@ def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
     """Raises ValueError if this machine's operator does not allow something that the run names, or if its device cannot compute
     it. The message has a line for each. From now on the run may use everything in ``allowed``."""
     give_leave(allowed.places)
-    checks = [partial(check_places, run, allowed.places)]
+    checks: list[Callable[[], None]] = [partial(check_places, run, allowed.places)]
     if compute_dtype(run) is torch.bfloat16:
         checks.append(partial(check_bf16, device))
     if run.train.optimizer == MUON:
