@@ -239,7 +239,9 @@ def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_
 def test_a_copy_for_a_new_island_is_no_state_for_one_that_goes_on_from_a_snapshot(tmp_path: Path) -> None:
     """Such a copy has no weights and no moments: an island begins with the weights of its anchor."""
     hold = fail("a1").at(step=7, phase=Phase.FORWARD).by(HOLD)
-    run = text(12, checkpoint_every=ROUNDS + 1, nodes=("a1",))
+    run = text(12, checkpoint_every=ROUNDS + 1, nodes=("a1",)).replace(
+        "lease = 5.0", "lease = 30.0"
+    )  # a1 is no hung node
     with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=["a1"], faults=[hold]) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda event: event["step"] == ROUNDS + 1)
         cluster.add("b1").wait_for_error("are copied as of step")
