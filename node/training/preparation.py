@@ -161,7 +161,7 @@ def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
     if compute_dtype(run) is torch.bfloat16:
         checks.append(partial(check_bf16, device))
     if run.train.optimizer == MUON:
-        checks.append(check_muon)
+        checks.append(partial(check_muon))
     told_together(checks)
 
 

@@ -174,8 +174,8 @@ def test_standbys_and_others_get_what_the_node_has_voted_for_while_it_does_a_rou
                     store.donate(refused)
             await asyncio.sleep(0)
             ((header, data),) = subscription._waiting[2]
-            sent, _ = unpack(Codec(header.codec), bytearray(data), bucket.spec.size, summed.dtype)
-            assert torch.equal(sent, summed)
+            came, _ = unpack(Codec(header.codec), bytearray(data), bucket.spec.size, summed.dtype)
+            assert torch.equal(came, summed)
             store.donate(refused)
 
     asyncio.run(subscribed())
