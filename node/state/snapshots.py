@@ -93,7 +93,9 @@ class Snapshots:
                 here = await asyncio.to_thread(self.disk.has, step, part.bucket, part.digest)
                 (told.parts if here else missing).append(part)
             if missing:
-                await asyncio.to_thread(self.disk.check_room, sum(part.size_bytes for part in missing))
+                size = sum(part.size_bytes for part in missing)
+                # In the writer's thread, where `keep` has removed before what was in the way.
+                await asyncio.wrap_future(self.writer.submit(lambda: self.disk.check_room(size)))
             files = [IncomingFile(self.disk, step, part, done=told.parts.append) for part in missing]
             await self._fetch(step, files, wanted.peers)
         except Exception as error:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,6 +83,32 @@ async def test_what_is_on_its_way_is_not_called_off_by_a_word_about_what_to_keep
     await me.snapshots.keep(Keep(steps=[STEP]))
     free.set()
     await fetching
+    told = await me.reports.get()
+    assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
+
+
+async def test_what_is_to_be_removed_first_has_made_room_when_a_fetch_asks_for_it(
+    nodes: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the coordinator says both at once, and a disk may take a while to remove files."""
+    a, _, me = nodes
+    parts = await a.write()
+    await me.write(STEP - 1)
+
+    def keep_slowly(steps: Collection[int]) -> None:
+        time.sleep(0.2)
+        keep(steps)
+
+    def check_room(_: int) -> None:
+        if STEP - 1 in me.contents:
+            raise OSError("the old snapshot takes the room")
+
+    keep = me.disk.keep
+    monkeypatch.setattr(me.disk, "keep", keep_slowly)
+    monkeypatch.setattr(me.disk, "check_room", check_room)
+    await asyncio.gather(
+        me.snapshots.keep(Keep(steps=[STEP])), me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer]))
+    )
     told = await me.reports.get()
     assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
 
