@@ -127,7 +127,8 @@ def go_on(transition: Transition) -> None:
         _end(transition)
         begin(transition, upload.step, upload.parts)
     elif again and state.is_closing and upload.attempts >= MOST_ATTEMPTS:
-        give_up(transition, moves.problem)  # the files may be damaged: the state is written again (step/pause.py)
+        # The files may be damaged: the state is written again (step/pause.py).
+        give_up(transition, moves.problem or f"it is not whole after {upload.attempts} attempts")
     elif again:
         _set(transition, replace(upload, moves=replace(moves, failed=frozenset()), again=None))
         _ask(transition)
