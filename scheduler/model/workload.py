@@ -57,6 +57,11 @@ class Layer:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"layer {self.name!r}: {field} is {value}; it must be a finite number, 0 or above")
+        if self.orthogonal_bytes > self.parameter_bytes:
+            raise ValueError(
+                f"layer {self.name!r}: orthogonal_bytes is {self.orthogonal_bytes}; they are part of the parameter_bytes, which "
+                f"are {self.parameter_bytes}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
