@@ -66,7 +66,7 @@ class Moves:
     by_node: Mapping[str, Move] = field(default_factory=dict)
     """By connected node, what it brings."""
     failed: frozenset[str] = frozenset()
-    """Nodes that failed. They are not asked again: others bring the rest."""
+    """Nodes that failed: others bring the rest. They are not asked again, unless a checkpoint's files are tried once more."""
     problem: str = ""
     """The last problem; empty before the first."""
 
