@@ -119,10 +119,10 @@ def difference(here: Files, there: Files, others: str) -> str:
         mine, theirs = ({file.name: file for file in files if file.key == key} for files in (here, there))
         for name in theirs:
             if name not in mine:
-                return f"{key}: {others} have {name}, which is not here"
+                return f"{key}: {name} is on {others}, and not here"
         for name, file in mine.items():
             if name not in theirs:
-                return f"{key}: {name} is here, and {others} do not have it"
+                return f"{key}: {name} is here, and not on {others}"
             if where := _differs(file, theirs[name], others):
                 return f"{key}: {name} {where}"
     return ""

@@ -48,8 +48,8 @@ def test_the_first_byte_that_differs_is_in_the_range_that_is_named(content: byte
 @pytest.mark.parametrize(
     ("here", "there", "said"),
     [
-        ({"a.txt": b"a"}, {"a.txt": b"a", "b.txt": b"b"}, "the others have b.txt, which is not here"),
-        ({"a.txt": b"a", "b.txt": b"b"}, {"a.txt": b"a"}, "b.txt is here, and the others do not have it"),
+        ({"a.txt": b"a"}, {"a.txt": b"a", "b.txt": b"b"}, "b.txt is on the others, and not here"),
+        ({"a.txt": b"a", "b.txt": b"b"}, {"a.txt": b"a"}, "b.txt is here, and not on the others"),
         (
             {"a.txt": bytes(9000)},
             {"a.txt": bytes(8999)},
