@@ -181,6 +181,16 @@ def test_the_first_step_waits_for_the_first_chapter_alone(tmp_path: Path, gate: 
     assert not waits.is_alive()
 
 
+def test_a_file_that_changes_before_its_last_chapter_is_read_is_told(tmp_path: Path, gate: threading.Event) -> None:
+    """Its digest, on which all have agreed, is another one then."""
+    place = corpus(tmp_path)
+    data = load(place)
+    place.write_text(place.read_text().replace("document 299", "document 2-9"))
+    gate.set()
+    with pytest.raises(ValueError, match=r"data.source: .* has changed since the run began"):
+        data.reach(10**6)
+
+
 def test_one_chapter_is_read_as_ever(tmp_path: Path) -> None:
     place = corpus(tmp_path)
     streamed, whole = load(place, 1 << 20), load(place, 0)
