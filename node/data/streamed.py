@@ -111,6 +111,7 @@ class StreamedWindows(Data):
 
     def stop(self) -> None:
         """Ends the reading."""
+        atexit.unregister(self.stop)
         self._stopping = True
         self._thread.join(_STOP_SECONDS)
 
