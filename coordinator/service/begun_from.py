@@ -95,13 +95,13 @@ def _base_of(adapter: Path, run: RunFile) -> dict[str, Any]:
 
 
 def _check_is_a_model(adapter: Path, base: str) -> None:
-    """Raises ValueError if an adapter's folder, which others may have written, would have nodes read a folder on this disk that is
-    no run's checkpoint."""
+    """Raises ValueError if an adapter's folder, which others may have written, would have nodes read a folder of this disk that
+    is no checkpoint."""
     folder = Path(base.removeprefix(f"{COORDINATOR}://"))
     if base.startswith(f"{COORDINATOR}:") and folder.exists() and not (folder / MANIFEST).is_file():
         raise ValueError(
-            f"model.pretrained: {adapter} names {base!r:.200} as its model, a folder on this disk that is no checkpoint; name the "
-            "model as model.pretrained, and the folder as adapter.pretrained"
+            f"model.pretrained: {adapter} names {base!r:.200} as its model, a folder on this disk that is no checkpoint; name "
+            "the model as model.pretrained, and the folder as adapter.pretrained"
         )
 
 
