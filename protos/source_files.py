@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dtfm.protos import control_pb2 as wire  # whoever only reads logs does without it
 
 MOST_FILES = 256
-"""Files of a run that are described one by one. More are described in this number of groups."""
+"""Files and groups of files of a run that are described. Each of its sources has an equal part of them."""
 MOST_DESCRIBED = 2 * MOST_FILES
 """Files and groups in a description: as many again may be at URLs."""
 MOST_NAME = 128
@@ -102,20 +102,13 @@ def grouped(files: Sequence[SourceFile]) -> SourceFile:
     return SourceFile(files[0].key, name, size, digest.hexdigest())
 
 
-def described(sources: Sequence[tuple[str, Sequence[Path]]]) -> Files:
-    """Reads and describes the files of each source: ``sources`` has the run file's key, and the files in order. Raises
-    OSError."""
-    number = sum(len(files) for _, files in sources)
-    if number <= MOST_FILES:
-        most = MOST_RANGES // max(1, number)
-        return tuple(_described(key, name, file, most) for key, files in sources for name, file in _named(files))
-    share = -(-number // (MOST_FILES - len(sources)))
-    return tuple(
-        _group(key, named[first : first + share])
-        for key, files in sources
-        for named in (_named(files),)
-        for first in range(0, len(named), share)
-    )
+def described(sources: Sequence[tuple[str, Sequence[Path]]], number: int = 1) -> Files:
+    """Reads and describes the files of each source: ``sources`` has the run file's key, and the files in order. Raises OSError.
+
+    ``number``: of all sources of the run. A source is described alike wherever its files are the same: a machine may lack those
+    of another."""
+    number = max(number, len(sources))
+    return tuple(each for key, files in sources for each in _of_source(key, _named(files), number))
 
 
 def difference(here: Files, there: Files, others: str) -> str:
@@ -126,10 +119,10 @@ def difference(here: Files, there: Files, others: str) -> str:
         mine, theirs = ({file.name: file for file in files if file.key == key} for files in (here, there))
         for name in theirs:
             if name not in mine:
-                return f"{key}: {others} have {name}, which is not here"
+                return f"{key}: {name} is on {others}, and not here"
         for name, file in mine.items():
             if name not in theirs:
-                return f"{key}: {name} is here, and {others} do not have it"
+                return f"{key}: {name} is here, and not on {others}"
             if where := _differs(file, theirs[name], others):
                 return f"{key}: {name} {where}"
     return ""
@@ -154,6 +147,15 @@ def _where(here: SourceFile, there: SourceFile) -> str:
             end = min((number + 1) * length, both)
             return f"; the first byte that differs is from byte {number * length:,} to {end - 1:,}"
     return f"; the first byte that differs is from byte {whole * length:,} on" if here.size != there.size else ""
+
+
+def _of_source(key: str, named: Sequence[tuple[str, Path]], number: int) -> Iterator[SourceFile]:
+    share = -(-len(named) // (MOST_FILES // number))
+    for first in range(0, len(named), max(1, share)):
+        if share == 1:
+            yield _described(key, *named[first], MOST_RANGES // number // len(named))
+        else:
+            yield _group(key, named[first : first + share])
 
 
 def _named(files: Sequence[Path]) -> list[tuple[str, Path]]:

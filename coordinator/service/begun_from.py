@@ -77,8 +77,10 @@ def _own_weights(folder: Path, run: RunFile) -> dict[str, Any]:
 def _base_of(adapter: Path, run: RunFile) -> dict[str, Any]:
     """The tables for the model beside which the adapter stands."""
     base, tokenizer = _read(adapter).base, run.data.tokenizer
+    _check_is_a_model(adapter, base)
     if (adapter / MANIFEST).is_file() and has_adapter(before := read_manifest(f"file://{adapter}").run):
         name = str(before["model"]["pretrained"])
+        _check_is_a_model(adapter, name)
         base = (
             name if name.startswith(f"{COORDINATOR}:") else base
         )  # others do not find a model on this disk by its name
@@ -90,6 +92,17 @@ def _base_of(adapter: Path, run: RunFile) -> dict[str, Any]:
         )
     model = {**run.model.model_dump(mode="json"), "pretrained": base}
     return {"model": model, "data": {**run.data.model_dump(mode="json"), "tokenizer": tokenizer}}
+
+
+def _check_is_a_model(adapter: Path, base: str) -> None:
+    """Raises ValueError if an adapter's folder, which others may have written, would have nodes read a folder of this disk that
+    is no checkpoint."""
+    folder = Path(base.removeprefix(f"{COORDINATOR}://"))
+    if base.startswith(f"{COORDINATOR}:") and folder.exists() and not (folder / MANIFEST).is_file():
+        raise ValueError(
+            f"model.pretrained: {adapter} names {base!r:.200} as its model, a folder on this disk that is no checkpoint; name "
+            "the model as model.pretrained, and the folder as adapter.pretrained"
+        )
 
 
 def _going_on(folder: Path, run: RunFile) -> dict[str, Any]:

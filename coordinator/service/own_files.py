@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 def own_files(data: Data) -> Files:
     """Describes the files of each source that are on this machine. Empty if there are none. Raises OSError and ValueError."""
-    return described([*_here(data)])
+    number = len(data.places) + bool(data.held_out_split and not data.held_out)  # as nodes count them
+    return described([*_here(data)], number)
 
 
 def _here(data: Data) -> Iterator[tuple[str, list[Path]]]:

@@ -24,6 +24,7 @@ Chapter = tuple[File, ...]
 def cut(files: Sequence[File], chapter_bytes: int) -> list[Chapter]:
     """The chapters of these files, in order, each of about ``chapter_bytes`` or less. Only .jsonl files that are not compressed
     are cut; other files are whole. Raises ValueError if there are too many, and OSError."""
+    _check_number(max((file.most_parts(chapter_bytes) for file in files), default=0), chapter_bytes)  # cutting reads each
     chapters, chapter, size = list[Chapter](), list[File](), 0
     for part in (part for file in files for part in file.cut_at_lines(chapter_bytes)):
         if chapter and size + part.size > chapter_bytes:
@@ -32,11 +33,15 @@ def cut(files: Sequence[File], chapter_bytes: int) -> list[Chapter]:
         chapter.append(part)
         size += part.size
     chapters.append(tuple(chapter))
-    if len(chapters) > MOST_CHAPTERS:
-        raise ValueError(
-            f"data.chapter_bytes: {chapter_bytes} bytes make {len(chapters)} chapters; there may be {MOST_CHAPTERS}. Give more"
-        )
+    _check_number(len(chapters), chapter_bytes)
     return chapters
+
+
+def _check_number(number: int, chapter_bytes: int) -> None:
+    if number > MOST_CHAPTERS:
+        raise ValueError(
+            f"data.chapter_bytes: {chapter_bytes} bytes make {number} chapters; there may be {MOST_CHAPTERS}. Give more"
+        )
 
 
 @dataclass

@@ -130,6 +130,9 @@ class Data(ABC):
     def reach(self, position: int) -> None:  # noqa: B027  # whoever has all samples has these
         """Returns once the run's training samples up to this position are on this machine. Raises ValueError."""
 
+    def stop(self) -> None:  # noqa: B027  # whoever has all samples reads nothing
+        """Ends what reads further samples. From any thread."""
+
     def publish(self, place: str) -> None:  # noqa: B027  # every node makes its own
         """Writes the data that other nodes can use to a folder that they reach. Raises the file system's exceptions. From any
         thread."""

@@ -20,7 +20,7 @@ from dtfm.node.data.dataset import Agreed, Batch, Data, TensorPairs, Tokens, Tok
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of
 from dtfm.node.data.reading.file_digests import files_read
 from dtfm.node.data.reading.files import files_of
-from dtfm.node.data.reading.sources import Reading, Source, held_out_of, named, sources_of
+from dtfm.node.data.reading.sources import Reading, Source, held_out_of, named, sources_of, state_of
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.streamed import StreamedWindows
 from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
@@ -96,9 +96,10 @@ def load_data(
             return made(sample=sample, is_marked=_is_marked(data), weights=weights)
     if data.chapter_bytes:
         (source,) = sources_of(data)
+        state = state_of(source, allowed)
         chapters = cut(files_of(source.place, source.key, allowed), data.chapter_bytes)
         if len(chapters) > 1:
-            return _streamed(run, source, chapters, cache, allowed, reading)
+            return _streamed(run, source, chapters, state, cache, allowed, reading)
     tokens = _read(data, tokenizer, cache, allowed, reading)
     index = _indexed(data, tokenizer, tokens)
     least = 1 if index.held_out_apart else 2
@@ -119,17 +120,21 @@ def _streamed(
     run: plan_pb2.Run,
     source: Source,
     chapters: Sequence[Chapter],
+    state: str,
     cache: Path | None,
     allowed: Sequence[str],
     reading: Reading,
 ) -> Data:
-    """The samples of a source's chapters. Raises ValueError, also if the first one has too few."""
+    """The samples of a source's chapters, whose files had this ``state`` when they were cut. Raises ValueError, also if the first
+    one has too few."""
     data, marked = run.data, _is_marked(run.data)
     sample, tokenizer = text_sample(data)
 
     def read(number: int, reading: Reading) -> tuple[TokenIndex, NDArray[Any]]:
         name = f"{data.chapter_bytes}.{number}"
         tokens = chapter_tokens(source, chapters[number], name, tokenizer, cache, allowed, reading, is_marked=marked)
+        if state_of(source, allowed) != state:  # the run's fingerprint has the digests of the files as they were
+            raise ValueError(f"{source.key}: {source.place!r} has changed since the run began; make it as it was")
         index = _indexed(data, tokenizer, [tokens])
         let_go(tokens)
         if number == 0 and samples_of(index)[0] < 2:

@@ -26,6 +26,7 @@ from dtfm.node.data.published import TokenIndex
 from dtfm.node.data.reading.sources import Reading
 from dtfm.node.data.samples import Sample, chapter_order, held_out_count
 from dtfm.node.data.tokenizer import Tokenizer
+from dtfm.node.host.work import WORK
 from dtfm.protos.source_files import Files
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ AT_HAND = 3
 _CHAPTER = 40
 """A sample's number is its chapter's, shifted by so many bits, and its number in the chapter."""
 _STOP_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
 _NOT_NEEDED = Agreed(b"", 0.0)
 
 
@@ -64,6 +66,7 @@ class StreamedWindows(Data):
         self._tokens: dict[int, tuple[TokenIndex, NDArray[Any]]] = {}
         self._at_hand: OrderedDict[int, TokenWindows] = OrderedDict()
         self._changed, self._problem, self._stopping = threading.Condition(), "", False
+        self._pieces = 0  # that were read of chapters: how it goes on, for whoever waits
         index, tokens = self._take_in(0, reading)
         first = TokenWindows(index, lambda: [tokens], tokenizer, sample=sample, is_marked=is_marked)
         super().__init__(samples_of(index), index.evaluation_fraction)
@@ -108,6 +111,7 @@ class StreamedWindows(Data):
 
     def stop(self) -> None:
         """Ends the reading."""
+        atexit.unregister(self.stop)
         self._stopping = True
         self._thread.join(_STOP_SECONDS)
 
@@ -130,7 +134,11 @@ class StreamedWindows(Data):
             while (placed := self._known.placed(position, number)) is None:
                 if self._problem:
                     raise ValueError(self._problem)
-                self._changed.wait()
+                before = self._pieces
+                with WORK.waiting():  # another process of this machine may be reading
+                    self._changed.wait(_LOOK_SECONDS)
+                if self._pieces != before:
+                    WORK.did()
             return placed
 
     def _windows(self, chapter: int) -> TokenWindows:
@@ -160,6 +168,7 @@ class StreamedWindows(Data):
         def reading(done: int, of: int) -> None:
             if self._stopping:
                 raise _Stopped
+            self._pieces += 1
 
         try:
             for chapter in chapter_order(self._seed, 0, self._known.chapters)[1:]:

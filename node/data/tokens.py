@@ -110,7 +110,8 @@ def _made(
     try:
         before = state()
         named = f"{_READING}\n{source.reading}\n{dtype}\n{before}\n{tokenizer.separator}\n".encode()
-        name = blake3(named + tokenizer.identity).hexdigest(16) + part if tokenizer.identity else ""
+        apart = b"chapters" if part else b""  # so that who reads all in one go does not take their files for its own
+        name = blake3(named + tokenizer.identity + apart).hexdigest(16) + part if tokenizer.identity else ""
         return stored(cache, name, dtype, make, lasting=before != "")
     except OSError as problem:
         raise ValueError(

@@ -21,6 +21,7 @@ from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.reading.messages import Message
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Pretrained, Tokenizer, load_tokenizer
+from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.anatomy import dissect
 from dtfm.node.model.causal.config import build
 from dtfm.node.model.causal.language_model import CausalLM
@@ -145,6 +146,8 @@ def _beside_an_adapter(folder: Path) -> tuple[Any, str]:
         base, revision = str(settings["base_model_name_or_path"]), settings.get("revision")
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"{folder / ADAPTER_CONFIG} cannot be read: {problem!r}") from None
+    if not (folder / AdapterFiles.WHOLE).is_file():
+        raise ValueError(f"{folder} has no {AdapterFiles.WHOLE}; copy it again: peft would load a pickle in its place")
     fix = "copy it to where this names it, or `dtfm-coordinator export --merged` the whole model"
     model = _whole(base, revision, f"the adapter in {folder} stands beside {base!r}, which cannot be loaded; {fix}")
     try:
@@ -157,7 +160,8 @@ def _whole(name: str, revision: str | None, sentence: str) -> Any:
     """The language model called ``name``. Raises ValueError with the ``sentence`` and the cause."""
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        return load(name, revision=revision or "main", trust_remote_code=False, dtype="auto")
+        safe = {"trust_remote_code": False, "use_safetensors": True}  # neither code nor pickles
+        return load(name, revision=revision or "main", dtype="auto", **safe)
     except Exception as problem:  # whatever transformers raises
         raise ValueError(f"{sentence} ({in_one_line(problem)})") from problem
 

@@ -98,6 +98,8 @@ class Preparation:
                     self._compiling.result()
             except CancelledError:
                 raise Closed("the node is stopping") from None
+            if self.loaded is not None:
+                self.loaded.data.stop()  # of the run before
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
         model = self.loaded.model
         model.set_momentum(run.train.outer_momentum > 0)

@@ -48,8 +48,8 @@ def test_the_first_byte_that_differs_is_in_the_range_that_is_named(content: byte
 @pytest.mark.parametrize(
     ("here", "there", "said"),
     [
-        ({"a.txt": b"a"}, {"a.txt": b"a", "b.txt": b"b"}, "the others have b.txt, which is not here"),
-        ({"a.txt": b"a", "b.txt": b"b"}, {"a.txt": b"a"}, "b.txt is here, and the others do not have it"),
+        ({"a.txt": b"a"}, {"a.txt": b"a", "b.txt": b"b"}, "b.txt is on the others, and not here"),
+        ({"a.txt": b"a", "b.txt": b"b"}, {"a.txt": b"a"}, "b.txt is here, and not on the others"),
         (
             {"a.txt": bytes(9000)},
             {"a.txt": bytes(8999)},
@@ -77,10 +77,21 @@ def test_many_files_are_described_in_groups_and_large_ones_in_few_ranges(tmp_pat
     many = {f"{number:04d}.txt": b"%d" % number for number in range(3 * MOST_FILES)}
     mine, theirs = of(tmp_path / "here", many), of(tmp_path / "there", {**many, "0700.txt": b"other"})
     assert len(mine) <= MOST_FILES
-    assert "0700.txt to 0703.txt (4 files) has" in difference(mine, theirs, "the others")
+    assert "0699.txt to 0701.txt (3 files) has" in difference(mine, theirs, "the others")
     (large,) = of(tmp_path / "large", {"x.bin": bytes(MOST_RANGES * LEAST_RANGE + 1)})
     assert large.range_bytes == 2 * LEAST_RANGE
     assert len(large.ranges) // 16 == MOST_RANGES // 2 + 1
+
+
+def test_a_source_is_described_alike_by_who_lacks_another(tmp_path: Path) -> None:
+    """Otherwise a node would be refused for its groups, whose names the coordinator's own copies do not have."""
+    mine = files_in(tmp_path / "mine", {f"{number:03d}.txt": b"%d" % number for number in range(100)})
+    other = files_in(tmp_path / "other", {f"{number:03d}.txt": b"" for number in range(2 * MOST_FILES)})
+    both, alone = described([(KEY, mine), ("data.held_out", other)], 2), described([(KEY, mine)], 2)
+    assert len(alone) == 100
+    assert both[:100] == alone
+    assert len(both) <= MOST_FILES
+    assert sum(len(file.ranges) for file in both) <= MOST_RANGES * 16
 
 
 def test_long_and_unprintable_names_stay_apart(tmp_path: Path) -> None:

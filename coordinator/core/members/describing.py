@@ -76,9 +76,10 @@ def waiting(state: State) -> list[str]:
 
 
 def should_ask_again(transition: Transition) -> bool:
-    """Whether nodes wait whose answer may be another one now. After the first plan none waits."""
+    """Whether nodes wait whose answer may be another one now. After the first step none waits; until then another precision may
+    have all of them prepare again."""
     state, before = transition.state, transition.before
-    if before.ledger.training.generation or not any(s.prepared is not None for s in state.members.sessions.values()):
+    if before.ledger.training.step or not any(s.prepared is not None for s in state.members.sessions.values()):
         return False
     return state.ledger.described is not before.ledger.described or (
         state.ledger.described is not None and not (_is_open_question(state) and any(_may_speak(state)))

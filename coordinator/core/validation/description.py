@@ -193,7 +193,8 @@ def data_differs(mine: Described, run: Described) -> Refused:
 def own_copy_differs(mine: Described, own: Files) -> Refused | None:
     """The refusal of a node whose files are not the coordinator's own. None: they are, as far as both have described theirs."""
     file = difference(mine.files, own, "the coordinator")
-    return Refused(wire.DATA_DIFFERS, f"{file}; copy the coordinator's file here") if file else None
+    fix = "copy the coordinator's file here, or remove its copy and start it again"
+    return Refused(wire.DATA_DIFFERS, f"{file}; {fix}") if file else None
 
 
 def _is_guessed(described: Described) -> bool:

@@ -23,7 +23,7 @@ from dtfm.protos.source_files import MOST_FILES, Files, SourceFile, described, g
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 """Number of the way in which files are described. Raise it when that changes: descriptions that are kept are then not used."""
 
 
@@ -38,7 +38,7 @@ def files_read(sources: Sequence[Source], cache: Path | None, allowed: Sequence[
         here = [(source.key, _on_disk(source, allowed)) for source in sources]
         there = [_elsewhere(source, allowed) for source in sources]
         short = sum(map(len, there)) <= MOST_FILES
-        found = described([(key, files) for key, files in here if files])
+        found = described([(key, files) for key, files in here if files], len(sources))
         found += tuple(file for files in there for file in (files if short or not files else [grouped(files)]))
         if kept is not None:
             _keep(kept, found)

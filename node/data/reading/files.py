@@ -53,9 +53,9 @@ class File:
     def cut_at_lines(self, most_bytes: int) -> list[File]:
         """Parts of about ``most_bytes``, which end at line ends. Only .jsonl files that are not compressed are cut. Raises
         OSError."""
-        if self.kind != ".jsonl" or self.compression or self.size <= most_bytes:
+        number, borders = self.most_parts(most_bytes), [0]
+        if number == 1:
             return [self]
-        number, borders = -(-self.size // most_bytes), [0]
         with self.open_raw() as raw:
             for part in range(1, number):
                 raw.seek(self.size * part // number)
@@ -63,6 +63,10 @@ class File:
                 if borders[-1] < raw.tell() < self.size:
                     borders.append(raw.tell())
         return [self._part(start, end) for start, end in pairwise([*borders, self.size])]
+
+    def most_parts(self, most_bytes: int) -> int:
+        """The most parts that `cut_at_lines` makes."""
+        return max(1, -(-self.size // most_bytes)) if self.kind == ".jsonl" and not self.compression else 1
 
     def _part(self, start: int, end: int) -> File:
         state = f"{self.state} {start} {end}" if self.state else ""

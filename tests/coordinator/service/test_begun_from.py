@@ -105,6 +105,20 @@ def test_what_does_not_fit_is_told(
         begun({"model": {"pretrained": str(folder)}, "adapter": adapter})
 
 
+def test_an_adapter_of_others_opens_no_folder_of_this_disk_to_nodes(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    place = f"coordinator://{tmp_path}/keys"
+    named = adapter_in(tmp_path / "one", base_model_name_or_path=place, revision=None)
+    earlier = {"model": {"pretrained": place}, "adapter": {"rank": 8}}
+    buckets = [{"index": 0, "file": "bucket-00000.safetensors", "bytes": 1, "blake3": "ab", "moments": "ab"}]
+    manifest = {"format": 1, "run": earlier, "run_id": "1", "step": 4, "buckets": buckets}
+    of_a_run = adapter_in(tmp_path / "other")
+    (of_a_run / "manifest.json").write_text(json.dumps(manifest))
+    for folder in (named, of_a_run):
+        with pytest.raises(ValueError, match="a folder on this disk that is no checkpoint"):
+            begun({"model": {"pretrained": str(folder)}, "adapter": {}})
+
+
 def test_an_adapter_alone_is_no_model(tmp_path: Path) -> None:
     folder = adapter_in(tmp_path / "adapter")
     with pytest.raises(ValueError, match=r"is an adapter; add a table \[adapter\] .*export --merged DIR writes"):

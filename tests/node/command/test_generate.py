@@ -131,7 +131,15 @@ def test_mistakes_are_told_in_a_line(base: Path, adapter: Path, tmp_path: Path) 
     copied = shutil.copytree(adapter, tmp_path / "adapter")
     config = json.loads((copied / "adapter_config.json").read_text())
     (copied / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/gone"}))
+    pickled = shutil.copytree(adapter, tmp_path / "pickled")
+    (pickled / "adapter_model.safetensors").unlink()
+    torch.save({}, pickled / "adapter_model.bin")
+    whole = shutil.copytree(base, tmp_path / "whole")
+    (whole / "model.safetensors").unlink()
+    torch.save({}, whole / "pytorch_model.bin")
     for arguments, complaint in (
+        ((pickled, "--prompt", "a"), "has no adapter_model.safetensors; copy it again"),
+        ((whole, "--prompt", "a"), "holds no language model"),
         ((base,), "give --prompt TEXT to continue a text, or --chat to converse"),
         ((tmp_path / "empty", "--prompt", "a"), "has no config.json and no adapter_config.json: give a folder made by"),
         ((base, "--prompt", ""), "the prompt has 0 tokens; give at least one"),

@@ -161,7 +161,8 @@ def test_the_coordinators_own_copy_counts_more_than_any_member() -> None:
         says(world, node, read("wrong"))
         refusal = refusal_of(world, world.streams[node])
         assert refusal.reason == wire.DATA_DIFFERS
-        assert refusal.sentence == f"{DIFFERS}; copy the coordinator's file here"
+        fix = "copy the coordinator's file here, or remove its copy and start it again"
+        assert refusal.sentence == f"{DIFFERS}; {fix}"
     says(world, "d", read("right"))
     assert fingerprint(world) == "right"
 

@@ -162,6 +162,33 @@ def test_other_nodes_before_the_first_step_decide_again_also_after_a_restart() -
     assert isinstance(world.state.phase, Stepping)
 
 
+def test_strangers_decide_again_too_before_the_first_step() -> None:
+    """They wait for each other's opinion once more, although there was a plan."""
+    world = World(
+        fresh_state(
+            train={"precision": "auto"}, cluster={"nodes": 2, "stages": "auto"}, trust={"mode": "open", "audits": 0}
+        )
+    )
+    for node in "abcd":
+        world.belong_together(node, key=f"key of {node}")
+    for node in "ab":
+        world.greet(node, device=GPU)
+    prepare(world, "a", "b")
+    world.report_links("a")
+    assert world.state.ledger.training.generation == 1
+    for node in "cd":
+        world.greet(node, device=CPU)
+        prepare(world, node)
+    for node in "ab":
+        world.lose(node)
+    while told(world, "c") != FP32:
+        world.wait(LEASE, beating="cd")
+    prepare(world, "c", "d")
+    world.report_links("c")
+    assert all(session.prepared is None for session in world.state.members.sessions.values())
+    assert world.state.ledger.members["c"].ready
+
+
 def test_plans_that_want_it_otherwise_each_time_are_adopted_in_the_end() -> None:
     world = fresh(2)
 
