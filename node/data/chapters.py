@@ -24,7 +24,9 @@ Chapter = tuple[File, ...]
 def cut(files: Sequence[File], chapter_bytes: int) -> list[Chapter]:
     """The chapters of these files, in order, each of about ``chapter_bytes`` or less. Only .jsonl files that are not compressed
     are cut; other files are whole. Raises ValueError if there are too many, and OSError."""
-    _check_number(max((file.most_parts(chapter_bytes) for file in files), default=0), chapter_bytes)  # cutting reads each
+    _check_number(
+        max((file.most_parts(chapter_bytes) for file in files), default=0), chapter_bytes
+    )  # cutting reads each
     chapters, chapter, size = list[Chapter](), list[File](), 0
     for part in (part for file in files for part in file.cut_at_lines(chapter_bytes)):
         if chapter and size + part.size > chapter_bytes:
