@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeVar
 
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, LADDER, Checkpointing, Keeping, OptimizerState
+
+if TYPE_CHECKING:  # commands that read a log, or ask a coordinator, do not wait for it
+    import numpy as np
+    from numpy.typing import NDArray
 
 UPDATE_BYTES = 0.5
 """Of Muon's updates, per byte of the parameters: 16 bits for 32. They lie on the device beside the gradients, and their owner
 sends them to the other replicas. In return these parameters have one moment instead of two."""
 
-Bytes = TypeVar("Bytes", float, NDArray[np.float64])
+Bytes = TypeVar("Bytes", float, "NDArray[np.float64]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,9 @@ class Workload:
 
     def least_on_device(self, parameters: Bytes, orthogonal: Bytes) -> Bytes:
         """The least that the state of one or more layers needs on any device, in any way that the workload allows."""
-        needs = {
-            OptimizerState.DEVICE: self.kept_on_device(parameters, orthogonal),
-            OptimizerState.HOST: self.kept_beside_host(parameters, orthogonal),
-        }
-        least: Bytes = functools.reduce(np.minimum, [needs[way.optimizer_state] for way in self.ways])
-        return least
+        if any(way.optimizer_state is OptimizerState.HOST for way in self.ways):  # it takes no more than the other
+            return self.kept_beside_host(parameters, orthogonal)
+        return self.kept_on_device(parameters, orthogonal)
 
     @property
     def host_bytes_per_parameter_byte(self) -> float:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cluster.faults import HOLD, Phase, fail
+from tests.cluster.faults import HOLD, Phase, announcement, fail
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
@@ -80,7 +80,7 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_
     beyond = fail("a").at(step=16, phase=Phase.FORWARD).by(HOLD)
     with Cluster(tmp_path, text, nodes="ab", invited=True, faults=[beyond]) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 10)
-        cluster.wait_for("step_committed", where=lambda e: e["step"] == 15)
+        cluster.nodes["a"].wait_for_error(announcement(beyond))
         for node in cluster.nodes.values():  # nothing of the run is left in memory
             node.send(signal.SIGKILL)
         for node in cluster.nodes.values():
