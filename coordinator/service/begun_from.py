@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
+from pydantic import ValidationError
 
 from dtfm.coordinator.service.checkpoint.adapter_file import ADAPTER, ADAPTER_CONFIG, has_adapter
 from dtfm.coordinator.service.checkpoint.checkpoint_folder import newest, read_manifest
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.places import COORDINATOR
+from dtfm.protos.run_file.model_tables import Adapter
 from dtfm.protos.run_file.published_adapter import PublishedAdapter, published_adapter
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
@@ -126,7 +128,16 @@ def _going_on(folder: Path, run: RunFile) -> dict[str, Any]:
             )
         if key not in given:
             table[key] = value
-    return {"adapter": table | {"pretrained": f"{COORDINATOR}://{folder}"}}
+    table |= {"pretrained": f"{COORDINATOR}://{folder}"}
+    try:
+        Adapter(**table)
+    except ValidationError as problem:
+        key, said = problem.errors()[0]["loc"], problem.errors()[0]["msg"]
+        raise ValueError(
+            f"adapter.pretrained: the adapter in {folder} has {'.'.join(map(str, key))} = {table[str(key[0])]!r:.100} ({said}), "
+            "which no run can train; begin with another adapter"
+        ) from None
+    return {"adapter": table}
 
 
 def _read(folder: Path) -> PublishedAdapter:

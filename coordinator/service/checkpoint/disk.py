@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 from dtfm.coordinator.core.copies.disks import ROOM_BYTES
+from dtfm.coordinator.service.checkpoint.adapter_file import ADAPTER as ADAPTER_FILE, ADAPTER_CONFIG
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_of, gathering_of, step_of
 from dtfm.protos.places import ADAPTER, PRETRAINED
@@ -22,6 +23,10 @@ MOST_PIECE_BYTES = 1 << 20
 UPLOAD_BYTES = 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
+
+
+_OF_ADAPTER = frozenset({ADAPTER_CONFIG, f"{ADAPTER_FILE}.safetensors"})
+"""The folder may be any that its owner has named: members read nothing else there."""
 
 
 class Forbidden(ValueError):
@@ -65,6 +70,8 @@ class Disk:
         """Describes the file or folder at a path. Raises FileNotFoundError and Forbidden."""
         place = self._place(path, folder=True)
         found = [each for each in sorted(place.iterdir()) if each.suffix != ".part"] if place.is_dir() else [place]
+        if path.partition("/")[0] == ADAPTER:
+            found = [each for each in found if each.name in _OF_ADAPTER]
         return [
             wire.LookReply.Entry(
                 path=f"{path.partition('/')[0]}/{each.name}", size_bytes=each.stat().st_size, is_folder=each.is_dir()
@@ -85,6 +92,8 @@ class Disk:
         parent = self._root / first if known else self._only_read.get(first)
         if parent is None or not (_NAME.fullmatch(name) or (folder and not name)):
             raise Forbidden(f"{path[:100]!r} is no file of a checkpoint")
+        if first == ADAPTER and name and name not in _OF_ADAPTER:
+            raise FileNotFoundError(f"{name} is no file of an adapter")
         return parent / name
 
     def _finish(self, part: Path, place: Path, size: int) -> None:

@@ -54,6 +54,26 @@ def test_the_model_and_all_else_follow_from_an_adapter(tmp_path: Path) -> None:
         disk.get("pretrained/config.json", 0, 9)
 
 
+def test_nodes_read_the_adapter_alone_of_its_folder(tmp_path: Path) -> None:
+    """It may be any folder of the owner's."""
+    folder = adapter_in(tmp_path / "adapter")
+    (folder / "training_args.bin").write_bytes(b"secret")
+    disk = Disk(tmp_path, None, folder)
+    assert [each.path for each in disk.look("adapter")] == [
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+    ]
+    for read in (disk.look, lambda path: disk.get(path, 0, 9)):
+        with pytest.raises(FileNotFoundError):
+            read("adapter/training_args.bin")
+
+
+def test_an_adapter_that_no_run_can_train_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    folder = adapter_in(tmp_path / "adapter", r=5000)
+    with pytest.raises(ValueError, match=r"adapter.pretrained: the adapter in .*/adapter has rank = 5000 \(.*4096\)"):
+        begun({"model": {"pretrained": str(folder)}, "adapter": {}})
+
+
 def test_a_model_may_be_named_beside_it(tmp_path: Path) -> None:
     folder = adapter_in(tmp_path / "adapter")
     run = begun({"model": {"pretrained": "copies/base"}, "adapter": {"pretrained": str(folder), "rank": 8}})
