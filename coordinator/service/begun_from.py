@@ -132,10 +132,11 @@ def _going_on(folder: Path, run: RunFile) -> dict[str, Any]:
     try:
         Adapter(**table)
     except ValidationError as problem:
-        key, said = problem.errors()[0]["loc"], problem.errors()[0]["msg"]
+        first, *_ = problem.errors()
+        name = str(first["loc"][0])
         raise ValueError(
-            f"adapter.pretrained: the adapter in {folder} has {'.'.join(map(str, key))} = {table[str(key[0])]!r:.100} ({said}), "
-            "which no run can train; begin with another adapter"
+            f"adapter.pretrained: the adapter in {folder} has {name} = {table[name]!r:.100} ({first['msg']}), which no run can "
+            "train; begin with another adapter"
         ) from None
     return {"adapter": table}
 

@@ -29,11 +29,20 @@ CHUNK = 1 << 24
 """Elements that are updated at a time."""
 
 
+USED = ("DEFAULT_A", "DEFAULT_B", "DEFAULT_C", "EPS", "_zeropower_via_newtonschulz", "_adjust_lr")
+"""Of torch.optim._muon. None of them is promised to stay."""
+
+
 def check_muon() -> None:
-    """Raises ValueError if this node's torch does not have it."""
-    if not hasattr(torch.optim, "Muon"):
+    """Raises ValueError if this node's torch does not have what is used here."""
+    try:
+        from torch.optim import _muon
+    except ImportError:
+        _muon = None  # type: ignore[assignment]
+    if not all(hasattr(_muon, name) for name in USED):
         raise ValueError(
-            f'train.optimizer = "muon" needs torch 2.9 or later; this is {torch.__version__}: install a later one'
+            f'train.optimizer = "muon" was tested with torch 2.13 and needs 2.9 or later; this is {torch.__version__}: install '
+            "torch 2.13"
         )
 
 

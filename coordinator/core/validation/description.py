@@ -191,8 +191,16 @@ def data_differs(mine: Described, run: Described) -> Refused:
 
 
 def own_copy_differs(mine: Described, own: Files) -> Refused | None:
-    """The refusal of a node whose files are not the coordinator's own. None: they are, as far as both have described theirs."""
-    file = difference(mine.files, own, "the coordinator")
+    """The refusal of a node whose files are not the coordinator's own. None: they are, as far as both have described theirs. If a
+    node has files of a source that the coordinator lacks, its copy is a part, and only files of both are compared."""
+    here, there = ({(file.key, file.name) for file in files} for files in (mine.files, own))
+    parts = {key for key, _ in here - there}
+    both = here & there
+    theirs, ours = (
+        tuple(file for file in files if file.key not in parts or (file.key, file.name) in both)
+        for files in (mine.files, own)
+    )
+    file = difference(theirs, ours, "the coordinator")
     fix = "copy the coordinator's file here, or remove its copy and start it again"
     return Refused(wire.DATA_DIFFERS, f"{file}; {fix}") if file else None
 

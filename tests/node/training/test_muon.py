@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtfm.node.model import placement
-from dtfm.node.model.muon import check_muon, orthogonalise
+from dtfm.node.model.muon import USED, check_muon, orthogonalise
 from dtfm.node.model.placement import matrix_pieces
 from dtfm.node.training import matrix_updates
 from dtfm.protos.run_file.run_file import read_run_file
@@ -138,7 +138,9 @@ def test_a_run_whose_work_is_audited_or_whose_members_are_strangers_is_refused(t
         read_run_file(tmp_path / "run.toml")
 
 
-def test_an_old_torch_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"needs torch 2\.9 or later"):
+@pytest.mark.parametrize("gone", USED)
+def test_another_torch_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+    check_muon()
+    monkeypatch.delattr(torch.optim._muon, gone)
+    with pytest.raises(ValueError, match=r"needs 2\.9 or later"):
         check_muon()

@@ -178,6 +178,16 @@ def test_the_coordinators_own_copy_counts_also_when_it_has_read_it_late() -> Non
     assert {*world.state.members.sessions} == {"b", "c"}
 
 
+def test_of_a_source_that_the_coordinator_has_a_part_of_only_that_part_is_compared() -> None:
+    shards = [file("first", name="0.jsonl").message, file("second", name="1.jsonl").message]
+    has_both = prepared(data_fingerprint=b"right".ljust(32), data_read=True, files=shards)
+    for own, agrees in ((file("first", name="0.jsonl"), True), (file("another", name="0.jsonl"), False)):
+        world = world_of("a")
+        world.feed(t.OwnFilesRead((own,)))
+        says(world, "a", has_both)
+        assert (world.state.ledger.described is not None) == agrees
+
+
 @pytest.mark.parametrize("own", [file("other", key="data.held_out"), file("right")])
 def test_a_copy_of_something_else_or_the_same_changes_nothing(own: SourceFile) -> None:
     world = world_of("a", "b")
