@@ -166,7 +166,9 @@ def test_strangers_decide_again_too_before_the_first_step() -> None:
     """They wait for each other's opinion once more, although there was a plan."""
     world = World(
         fresh_state(
-            train={"precision": "auto"}, cluster={"nodes": 2, "stages": "auto"}, trust={"mode": "open", "audits": 0}
+            train={"precision": "auto"},
+            cluster={"nodes": 2, "stages": "auto"},
+            trust={"mode": "open", "audit_rate": 0.0},
         )
     )
     for node in "abcd":
@@ -184,9 +186,8 @@ def test_strangers_decide_again_too_before_the_first_step() -> None:
     while told(world, "c") != FP32:
         world.wait(LEASE, beating="cd")
     prepare(world, "c", "d")
-    world.report_links("c")
     assert all(session.prepared is None for session in world.state.members.sessions.values())
-    assert world.state.ledger.members["c"].ready
+    assert world.state.ledger.data_confirmed
 
 
 def test_plans_that_want_it_otherwise_each_time_are_adopted_in_the_end() -> None:
