@@ -14,6 +14,13 @@ from dtfm.protos.run_file.table import Table
 DEFAULT_LLAMA = {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 384}
 
 
+def _usable(place: str) -> str:
+    """The place of published files. Raises ValueError for a URL that cannot be read."""
+    if "://" in place or "::" in place:
+        check_url(place)
+    return place
+
+
 class Model(Table):
     """The model: the transformers library builds it from a configuration, or it is your own `torch.nn.Sequential`."""
 
@@ -54,9 +61,7 @@ class Model(Table):
     @field_validator("pretrained")
     @classmethod
     def _pretrained_usable(cls, pretrained: str) -> str:
-        if "://" in pretrained or "::" in pretrained:
-            check_url(pretrained)
-        return pretrained
+        return _usable(pretrained)
 
     @field_validator("family")
     @classmethod
@@ -130,9 +135,7 @@ class Adapter(Table):
     @field_validator("pretrained")
     @classmethod
     def _pretrained_usable(cls, pretrained: str) -> str:
-        if "://" in pretrained or "::" in pretrained:
-            check_url(pretrained)
-        return pretrained
+        return _usable(pretrained)
 
     @field_validator("dropout")
     @classmethod
