@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -95,8 +96,10 @@ async def test_what_is_to_be_removed_first_has_made_room_when_a_fetch_asks_for_i
     parts = await a.write()
     await me.write(STEP - 1)
 
+    asked = threading.Event()
+
     def keep_slowly(steps: Collection[int]) -> None:
-        time.sleep(0.2)
+        assert asked.wait(10)
         keep(steps)
 
     def check_room(_: int) -> None:
@@ -106,9 +109,12 @@ async def test_what_is_to_be_removed_first_has_made_room_when_a_fetch_asks_for_i
     keep = me.disk.keep
     monkeypatch.setattr(me.disk, "keep", keep_slowly)
     monkeypatch.setattr(me.disk, "check_room", check_room)
-    await asyncio.gather(
-        me.snapshots.keep(Keep(steps=[STEP])), me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer]))
-    )
+    keeping = asyncio.create_task(me.snapshots.keep(Keep(steps=[STEP])))
+    fetching = asyncio.create_task(me.snapshots.fetch(Move(step=STEP, parts=parts, peers=[a.peer])))
+    for _ in range(10):  # until both wait for the disk
+        await asyncio.sleep(0)
+    asked.set()
+    await asyncio.gather(keeping, fetching)
     told = await me.reports.get()
     assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
 
