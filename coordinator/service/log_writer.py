@@ -92,14 +92,15 @@ class LogWriter:
     async def records(self, after: int, follow: bool) -> AsyncIterator[Record]:
         """The events with larger sequence numbers than ``after``; with ``follow``, later ones too. Raises StoreError."""
         while True:
-            appended = self._appended
+            # asked before the page is read: what is written while it is read, the log's last events too, is in the next one
+            appended, closed = self._appended, self._closed
             page = await asyncio.to_thread(self._store.page, after)
             for record in page:
                 yield record
                 after = record.sequence
             if page:
                 continue
-            if not follow or self._closed:
+            if not follow or closed:
                 return
             await appended.wait()
             if not self._closed:

@@ -42,3 +42,25 @@ async def test_what_cannot_be_shown_is_written_and_told_to_others_all_the_same(t
         await writer.append([ev.Waiting("for the test")] * 2)
         await writer.close()
         assert (store.last, shown) == (2, [1, 2])
+
+
+async def test_a_follower_reads_what_was_written_last_while_it_read_a_page(tmp_path: Path) -> None:
+    """A follower that has just read that nothing is new, as the run's last event is written and the log ends."""
+    with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
+        writer, loop = LogWriter(store), asyncio.get_running_loop()
+        read_page = store.page
+
+        async def end() -> None:
+            await writer.append([ev.Waiting("for the test")])
+            writer.let_follow(False)
+
+        def page(after: int) -> list[Record]:
+            found = read_page(after)
+            if store.last == 0:
+                asyncio.run_coroutine_threadsafe(end(), loop).result()
+            return found
+
+        store.page = page  # type: ignore[method-assign]
+        async with asyncio.timeout(10):
+            assert [record.sequence async for record in writer.records(0, follow=True)] == [1]
+        await writer.close()
