@@ -75,7 +75,7 @@ soak: $(READY)  ## The long versions of tests: a million hostile messages, ten m
 	$(BIN)/python -m pytest -n 2 --durations=15 --timeout=3600 --hypothesis-profile=thorough -m hypothesis tests/scheduler tests/kernels tests/protos tests/coordinator tests/node
 	DTFM_TEST_DATABASE=postgresql $(BIN)/python -m pytest -n 2 --durations=15 tests/coordinator
 	$(BIN)/python -m pytest -n 2 --durations=15 -m soak tests/scheduler tests/coordinator tests/node tests/kernels tests/attacks/test_strangers_frames.py
-	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/attacks tests/wan --ignore=tests/attacks/test_strangers_frames.py
+	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/attacks tests/wan tests/test_wheel.py --ignore=tests/attacks/test_strangers_frames.py
 	$(MAKE) pythons
 
 # Where PyTorch is not at hand for one of them, the coordinator still has to run on it.

@@ -30,6 +30,26 @@ settings.register_profile("thorough", deadline=None, max_examples=200)  # for `m
 settings.load_profile("quick")
 
 
+WITH_PROCESSES = ("tests/cluster/", "tests/attacks/", "tests/wan/", "tests/test_", "tests/coordinator/web/")
+"""Where tests take seconds, as they start processes, networks or a browser."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gives each worker of xdist a part of the long tests, to begin with. Workers take equal parts of the list, and then steal
+    from each other. In alphabetical order one would have most long tests, and the last of them would run with nothing beside."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    long = [item for item in items if item.nodeid.startswith(WITH_PROCESSES)]
+    short = [item for item in items if not item.nodeid.startswith(WITH_PROCESSES)]
+    items[:] = [
+        item
+        for worker in range(workers)
+        for item in (
+            *long[worker::workers],
+            *short[len(short) * worker // workers : len(short) * (worker + 1) // workers],
+        )
+    ]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Has the scheduler compiled where a coordinator will plan. After a change to it that takes a minute, and several on a busy
     machine: the first test in which a coordinator waits for it would run out of time, and end the compiler with it."""

@@ -92,6 +92,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_the_license(wheel: Path) -
     assert all(name.startswith(("dtfm/", f"dtfm-{__version__}.dist-info/")) for name in packed)
 
 
+@pytest.mark.soak
 def test_the_programs_work_outside_of_a_clone(programs: Path, wheel: Path, tmp_path: Path) -> None:
     for program, command in (("dtfm-coordinator", "plan"), ("dtfm-node", "join")):
         assert run(programs / program, "--version", at=tmp_path) == f"dtfm {__version__}\n"

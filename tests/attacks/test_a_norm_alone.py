@@ -41,6 +41,7 @@ def test_where_nobody_else_is_there_for_its_stage_the_other_stage_learns_all_the
         assert not cluster.of("node_quarantined")
 
 
+@pytest.mark.soak
 def test_the_others_learn_as_ever_and_it_is_alone_no_longer(tmp_path: Path) -> None:
     with lied_to(tmp_path, "a", LIAR, "z") as cluster:
         assert cluster.finish(timeout=300) == 0

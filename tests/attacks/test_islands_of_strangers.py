@@ -43,15 +43,9 @@ def test_honest_strangers_whose_rounds_are_all_done_again_train_what_one_process
         assert not cluster.of("step_aborted")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    "twist",
-    [
-        "flips",
-        *(
-            pytest.param(twist, marks=pytest.mark.soak)
-            for twist in ("mislabels", "learns_too_fast", "adds_up_wrong", "accuses", "flips_and_withholds")
-        ),
-    ],
+    "twist", ["flips", "mislabels", "learns_too_fast", "adds_up_wrong", "accuses", "flips_and_withholds"]
 )
 def test_who_is_an_island_alone_and_lies_is_found_and_nothing_wrong_counts(tmp_path: Path, twist: str) -> None:
     """Its labels, its updates, its changes, its sums, or about others' rounds."""

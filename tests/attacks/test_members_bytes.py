@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc.aio
+import pytest
 
 from dtfm.protos.connection import open_channel
 from dtfm.protos.identity.credentials import Identity, issue, public_key, read_public_key, to_peer
@@ -100,6 +101,7 @@ async def test_eight_names_of_one_key_fill_little_by_probes() -> None:
             await asyncio.gather(*pouring, return_exceptions=True)
 
 
+@pytest.mark.soak
 async def test_large_pings_fill_little() -> None:
     with port() as at:
         async with AsyncExitStack() as stack:

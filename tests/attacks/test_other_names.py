@@ -53,6 +53,7 @@ class Calls(grpc.GenericRpcHandler):
 # The coordinator's place
 
 
+@pytest.mark.soak
 async def test_a_member_that_answers_in_the_place_of_a_coordinator_that_died_is_told_nothing(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=100_000)
     with Cluster(tmp_path, text, address=f"127.0.0.1:{free_port()}", nodes="ab", invited=True) as cluster:
@@ -92,6 +93,7 @@ async def answer(channel: grpc.aio.Channel, name: str, header: Header) -> str:
     return said.decode()
 
 
+@pytest.mark.soak
 async def test_frames_of_a_member_that_is_nobodys_neighbour_are_refused_under_its_own_and_others_names(
     tmp_path: Path,
 ) -> None:

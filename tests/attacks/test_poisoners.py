@@ -67,20 +67,10 @@ def sentences(cluster: Cluster) -> list[tuple[str, str, bool]]:
     return [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
 
 
-BETWEEN = pytest.mark.soak
-"""Of a lie that is found like another one here, which is as hard to find or harder. test_twists.py has an audit see each."""
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "twist",
-    [
-        "adds_too_much",
-        *(
-            pytest.param(twist, marks=BETWEEN)
-            for twist in ("flips", "exaggerates", "adds_noise", "flatters", "mislabels", "accuses")
-        ),
-    ],
+    ["adds_too_much", "flips", "exaggerates", "adds_noise", "flatters", "mislabels", "accuses"],
 )
 @pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), (LIAR, *HONEST[:2])])
 def test_of_three_replicas_two_go_on_without_the_one_that_lies(
@@ -93,7 +83,7 @@ def test_of_three_replicas_two_go_on_without_the_one_that_lies(
         assert len(cluster.of("step_aborted")) <= 2
 
 
-@pytest.mark.parametrize("twist", [pytest.param("adds_too_much", marks=BETWEEN), "accuses"])
+@pytest.mark.parametrize("twist", [pytest.param("adds_too_much", marks=pytest.mark.soak), "accuses"])
 def test_one_of_four_replicas_that_lies_is_quarantined_as_three_contradict_it(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [4], (*HONEST[:3], LIAR)) as cluster:
         nothing_wrong_counts(cluster)
@@ -110,13 +100,14 @@ def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path)
         assert len(cluster.losses) == STEPS
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("twist", "stages", "honest"),
     [
         ("biased_forward", [3, 1], "abc"),
-        pytest.param("sends_zeros", [3, 1], "abc", marks=BETWEEN),
-        pytest.param("repeats", [3, 1], "abc", marks=BETWEEN),
-        pytest.param("biased_back", [1, 3], "xyz", marks=BETWEEN),
+        ("sends_zeros", [3, 1], "abc"),
+        ("repeats", [3, 1], "abc"),
+        ("biased_back", [1, 3], "xyz"),
     ],
 )
 def test_who_passes_wrong_tensors_to_the_next_stage_or_the_one_before_is_found(

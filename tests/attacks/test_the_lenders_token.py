@@ -72,7 +72,8 @@ def test_a_private_repository_is_not_read_for_a_run(tmp_path: Path, private: dic
     assert at.tokens == {""}
 
 
-@pytest.mark.parametrize("leave", [pytest.param(f"hf:{REPOSITORY}", marks=pytest.mark.soak), "hf:lender/*"])
+@pytest.mark.soak
+@pytest.mark.parametrize("leave", [f"hf:{REPOSITORY}", "hf:lender/*"])
 def test_whoever_lends_a_machine_may_let_the_run_read_it(tmp_path: Path, private: dict[str, bytes], leave: str) -> None:
     with hub(private) as at:
         *read_as_asked, model = read(tmp_path, at, leave)

@@ -139,6 +139,7 @@ def test_two_newcomers_who_name_the_same_one_throw_out_none_of_four(tmp_path: Pa
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
 
 
+@pytest.mark.soak
 def test_whom_the_coordinators_own_node_contradicts_goes_at_once(tmp_path: Path) -> None:
     """Among strangers, and with one voice alone."""
     with attacked(tmp_path, "denies_one", (*PEERS, LIAR), trust=STRANGERS, believed=PEERS[0]) as cluster:
@@ -147,6 +148,7 @@ def test_whom_the_coordinators_own_node_contradicts_goes_at_once(tmp_path: Path)
         assert len(cluster.of("step_aborted")) == 1
 
 
+@pytest.mark.soak
 def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> None:
     """All who get something of it say so, from the first step on."""
     with attacked(tmp_path, "spoils", (*PEERS, LIAR)) as cluster:
@@ -173,7 +175,8 @@ def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_t
         assert all(set(whose) == {LIAR} for whose in honest.values())
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("lost", [1, 2])
 def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp_path: Path, lost: int) -> None:
     """One bit of each bucket is wrong, with the right checksum. If two newcomers say so, it is quarantined."""
     dying = ("x", "y")[:lost]

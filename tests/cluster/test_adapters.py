@@ -55,6 +55,7 @@ def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> N
     assert not [path.name for path in target.iterdir() if path.name in ("config.json", "model.safetensors")]
 
 
+@pytest.mark.soak
 def test_a_run_begins_with_a_published_adapter(tmp_path: Path) -> None:
     """It is named in place of the model, and everything else follows from it. The nodes read it from the coordinator."""
     base = publish(tmp_path / "published", "qwen3")

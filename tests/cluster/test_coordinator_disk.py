@@ -70,7 +70,8 @@ def test_the_weights_come_to_the_coordinators_disk_and_load_in_transformers(tmp_
         assert tokens.shape == (1, 12)
 
 
-@pytest.mark.parametrize("holds", ["weights", pytest.param("state", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("holds", ["weights", "state"])
 def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_coordinators(
     tmp_path: Path, holds: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_
         assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 def test_the_weights_of_a_run_that_goes_on_are_exported_on_a_machine_without_the_coordinators_disk(
     tmp_path: Path,

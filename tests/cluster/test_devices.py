@@ -29,6 +29,7 @@ def join(cluster: Cluster, invitation: str = "", **settings: str) -> Process:
     return supervisor
 
 
+@pytest.mark.soak
 def test_several_devices_train_leave_in_order_and_come_back_under_their_names(tmp_path: Path) -> None:
     with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
         supervisor = join(cluster, invite(cluster))  # good for one use

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import CORPUS, GPT2, run_file
 from tests.cluster.test_invitations import invite, machine
@@ -28,6 +30,7 @@ def doctor(cluster: Cluster, invitation: str, *options: str, on: str = "lender",
     return {**found, "code": code}
 
 
+@pytest.mark.soak
 def test_a_dry_join_says_what_join_would_and_uses_no_invitation_up(tmp_path: Path) -> None:
     with Cluster(tmp_path, RUN) as cluster:
         invitation = invite(cluster, "--uses", "1")

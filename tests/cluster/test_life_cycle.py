@@ -86,6 +86,7 @@ def test_a_paused_run_stays_paused_over_a_crash_and_a_stopped_one_goes_on_after_
     assert_exact(cluster)
 
 
+@pytest.mark.soak
 def test_after_the_end_the_coordinator_stays_and_sends_home_who_comes_back(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=4)
     with Cluster(tmp_path, text, start=False) as cluster:

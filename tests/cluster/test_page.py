@@ -6,6 +6,7 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
 from playwright.async_api import expect
 
 from tests.cluster.launch import Cluster
@@ -13,6 +14,7 @@ from tests.cluster.runs import GPT2, run_file
 from tests.coordinator.web.test_browser import browser_at
 
 
+@pytest.mark.soak
 async def test_a_person_sees_a_node_die_what_came_of_it_and_pauses_the_run(tmp_path: Path) -> None:
     text, problems = run_file(model=GPT2, stages=[2, 1], steps=100_000, learning_rate=1e-3), list[str]()
     with Cluster(tmp_path, text, nodes=["attic", "basement", "cellar"]) as cluster:

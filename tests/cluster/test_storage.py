@@ -14,6 +14,7 @@ from tests.cluster.runs import GPT2, run_file
 from tests.cluster.test_life_cycle import command
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 def test_a_machine_that_lacks_the_coordinators_folder_is_told_so_and_the_others_train(tmp_path: Path) -> None:
     """The stranger's machine has another folder at that path, as in a mount namespace of its own."""

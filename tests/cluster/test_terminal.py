@@ -105,6 +105,7 @@ def test_a_coordinator_whose_terminal_closes_stops_in_order(tmp_path: Path) -> N
     assert (last["event"], last["reason"]) == ("coordinator_stopped", "its terminal was closed (SIGHUP)")
 
 
+@pytest.mark.soak
 def test_nohup_keeps_a_coordinator_running(tmp_path: Path) -> None:
     with terminal(["/usr/bin/nohup", *serve(tmp_path)], tmp_path, piped=True) as there:
         there.read_until("run_started")

@@ -13,6 +13,7 @@ from tests.unequal import unequal_run
 STEPS = 6
 
 
+@pytest.mark.soak
 def test_each_learnt_token_counts_alike_on_several_nodes(tmp_path: Path) -> None:
     text = unequal_run(tmp_path, stages=[1, 2], steps=STEPS)
     with Cluster(tmp_path, text) as cluster:

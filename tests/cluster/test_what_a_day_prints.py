@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, run_file
 
@@ -34,6 +36,7 @@ def test_the_patterns_find_what_was_once_printed() -> None:
         assert odd_lines(once), once
 
 
+@pytest.mark.soak
 def test_a_day_with_a_kill_a_restart_and_a_relay(tmp_path: Path) -> None:
     steps = 60
     text = run_file(model=GPT2, stages=[1, 1], steps=steps, storage="coordinator:", checkpoint_every=20)

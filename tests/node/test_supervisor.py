@@ -134,7 +134,7 @@ main()
     [
         ("all", ["[cuda0] cuda:0 is cuda:0, and sees 5", "[cuda1] cuda:1 is cuda:0, and sees 2",
                  "[cuda2] cuda:2 is cuda:0, and sees 7"]),
-        ("cuda:2", ["cuda:2 is cuda:0, and sees 7"]),
+        pytest.param("cuda:2", ["cuda:2 is cuda:0, and sees 7"], marks=pytest.mark.soak),
     ],
 )  # fmt: skip
 def test_each_node_sees_its_own_gpu_alone(devices: str, seen: list[str], tmp_path: Path) -> None:

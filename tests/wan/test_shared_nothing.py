@@ -19,6 +19,7 @@ from tests.wan.internet import Internet
 pytestmark = [pytest.mark.usefixtures("internet", "nothing_left_running")]
 
 
+@pytest.mark.soak
 def test_the_model_comes_home(tmp_path: Path) -> None:
     runs = tmp_path / "dtfm-runs"
     runs.mkdir()

@@ -75,6 +75,7 @@ def test_a_fix_in_the_run_file_comes_first() -> None:
         planned(rented(3), llama("7B", optimizer_state=DEVICE))
 
 
+@pytest.mark.soak
 def test_a_layer_larger_than_any_device_is_named() -> None:
     small = rented_cluster(parse_gpus("90x RTX 3080"), 62.5e6, 0.04, 8 * 2**30, "bf16")
     sentence = r"layer 1 \(decoder\) is larger than any device: alone, .* of host memory, .* more than rtx-3080-0 has"

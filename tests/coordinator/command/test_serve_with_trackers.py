@@ -69,6 +69,7 @@ def begin(folder: Path) -> None:
         store.append([ev.RunStarted("0123456789abcdef", RunFile().model_dump(mode="json"))])
 
 
+@pytest.mark.soak
 def test_without_a_key_no_run_begins_and_one_that_has_begun_goes_on(tmp_path: Path) -> None:
     with serve(tmp_path) as process:
         line = said(process, "wandb")

@@ -119,6 +119,7 @@ def test_a_plan_whose_nodes_are_all_new_goes_on_with_the_island_that_there_is(
     assert {stage.island for stage in chosen.plan.stages} == {number}
 
 
+@pytest.mark.soak
 def test_a_layout_is_no_slower_than_what_was_looked_at_and_its_reason_tells_its_own_gain() -> None:
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
     fast = cities([1] * 32, 10_000 * MEGABIT, 10_000 * MEGABIT)

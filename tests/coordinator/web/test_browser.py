@@ -182,6 +182,7 @@ async def test_what_people_ask_is_answered_where_it_can_be_seen(tmp_path: Path) 
     assert not problems
 
 
+@pytest.mark.soak
 async def test_curves_are_smooth_or_raw_and_are_saved_as_pictures_and_as_figures(tmp_path: Path) -> None:
     problems = list[str]()
     async with page_of(stored_run(), tmp_path) as served, browser_at(served.link, problems) as page:
@@ -231,6 +232,7 @@ async def test_without_prices_one_line_says_how_they_are_given(tmp_path: Path) -
         await expect(page.locator(".figure")).to_have_count(6)
 
 
+@pytest.mark.soak
 async def test_a_link_on_another_site_opens_the_page_and_stays_in_no_address_until_it_is_revoked(
     tmp_path: Path,
 ) -> None:

@@ -91,6 +91,7 @@ def _until_fingerprint(process: subprocess.Popen[str]) -> Iterator[str]:
             return
 
 
+@pytest.mark.soak
 def test_of_two_processes_one_reads_and_both_have_the_same(corpus: Path, cache: Path) -> None:
     with processes(corpus, cache, 2) as printed:
         assert printed.count("reads") == 1

@@ -155,6 +155,7 @@ def test_a_model_whose_compiled_layers_fail_is_trained_with_layers_as_they_are(
     assert "because compiled layer 1 fails: out of shared memory" in caplog.text
 
 
+@pytest.mark.soak
 def test_where_nothing_can_be_compiled_the_log_says_what_is_missing(tmp_path: Path) -> None:
     call = "from dtfm.node.model.compiled_layer import can_compile; print(can_compile(torch.device('cpu')))"
     none = {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

@@ -78,6 +78,7 @@ def test_the_same_model_costs_the_same_again(name: str) -> None:
     assert layer_costs(model_of(name), run) == layer_costs(model_of.__wrapped__(name), run)
 
 
+@pytest.mark.soak
 def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> None:
     config = SIZES | {
         "hidden_size": 8192,

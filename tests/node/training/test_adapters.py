@@ -34,11 +34,11 @@ def trained_by(nodes: InProcess) -> dict[str, torch.Tensor]:
     ("family", "precision", "weights", "stages", "tolerance"),
     [
         ("llama", "fp32", "bf16", 1, 1e-6),
-        ("qwen3", "fp32", "bf16", 3, 1e-6),
+        pytest.param("qwen3", "fp32", "bf16", 3, 1e-6, marks=pytest.mark.soak),
         ("gemma2", "fp32", "bf16", 3, 1e-6),
-        ("gpt2", "fp64", "bf16", 3, 1e-9),
+        pytest.param("gpt2", "fp64", "bf16", 3, 1e-9, marks=pytest.mark.soak),
         ("llama", "fp32", "nf4", 2, 1e-4),
-        ("llama", "fp32", "int8", 3, 1e-4),
+        pytest.param("llama", "fp32", "int8", 3, 1e-4, marks=pytest.mark.soak),
     ],
 )
 def test_losses_and_adapters_equal_one_process(

@@ -109,7 +109,9 @@ def losses_of_a_trainer(run: Run, steps: int) -> Iterator[float]:
         update(run, module, optimizer, step)
 
 
-@pytest.mark.parametrize("stages", [[1], [2, 2], [1, 1, 1]])
+@pytest.mark.parametrize(
+    "stages", [[2, 2], *(pytest.param(stages, marks=pytest.mark.soak) for stages in ([1], [1, 1, 1]))]
+)
 def test_each_learnt_token_of_a_step_counts_alike_as_in_transformers_trainer(tmp_path: Path, stages: list[int]) -> None:
     """With answers of one word and of hundreds. The held-out loss is the mean over learnt tokens too."""
     text, held_out = unequal_run(tmp_path, stages=stages, steps=4), list[float]()

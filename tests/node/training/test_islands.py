@@ -67,7 +67,8 @@ def started(run: Run, plan: Plan, rounds: Rounds = EVENLY) -> InProcess:
 
 
 @pytest.mark.parametrize(
-    ("codec", "tolerance"), [("off", 1e-9), pytest.param("i4b64", 1e-2, marks=pytest.mark.soak), ("topk", 1e-2)]
+    ("codec", "tolerance"),
+    [("off", 1e-9), *(pytest.param(codec, 1e-2, marks=pytest.mark.soak) for codec in ("i4b64", "topk"))],
 )
 def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     run: Run, codec: str, tolerance: float

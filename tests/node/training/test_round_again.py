@@ -81,6 +81,7 @@ def second_round(run: Run, plan: Plan, node: str) -> list[Audit.Trained]:
     return trained_by(run, plan, node, ROUNDS + 2, 2 * ROUNDS + 1)
 
 
+@pytest.mark.soak
 def test_each_round_begins_with_moments_of_zero_where_work_is_audited(run: Run) -> None:
     alone = losses_of_islands(run, partial(shares, MIXED), EVENLY.exchanges)
     with started(run, MIXED) as nodes:
@@ -104,6 +105,7 @@ def test_a_round_done_again_is_the_same_to_the_bit(run: Run, codec: str, by: str
             assert errors(auditors.answer(by, audit)) == (NOTHING_COMPARED, NOTHING_COMPARED, 0.0, NOTHING_COMPARED)
 
 
+@pytest.mark.soak
 def test_a_round_done_again_is_the_same_to_the_bit_where_tokens_count_alike(run: Run, tmp_path: Path) -> None:
     """Each island trains the mean over its own learnt tokens, so that an auditor needs nothing of other islands."""
     (tmp_path / "run.toml").write_text(unequal_run(tmp_path, stages=[1], steps=3 * (ROUNDS + 1)))
@@ -156,6 +158,7 @@ def test_a_wrong_change_or_sum_is_found(run: Run, precision: str, codec: str, wh
             assert errors(auditors.answer("a", audit))[2] > 2 * tolerance(precision, codec, OF_ROUNDS)
 
 
+@pytest.mark.soak
 def test_standbys_and_others_get_what_the_node_has_voted_for_while_it_does_a_round_again(run: Run) -> None:
     async def subscribed() -> None:
         with at_the_second_exchange(run, ALONE) as auditors:
@@ -188,6 +191,7 @@ def test_who_has_no_room_for_its_own_state_beside_does_nothing_again(run: Run) -
             auditors.answer("a", auditors.asked_of_round("b", 0, second_round(run, ALONE, "b")))
 
 
+@pytest.mark.soak
 def test_what_was_sent_in_an_exchange_is_handed_out_however_little_room_there_is(run: Run) -> None:
     """For what an interrupted step needs there may be none."""
     with at_the_second_exchange(run, ALONE) as auditors:

@@ -271,7 +271,7 @@ def check_changes(seeds: range, *, islands: bool, least: int) -> None:
 
 @pytest.mark.parametrize("islands", [False, True])
 def test_in_a_tight_network_no_node_lacks_memory_while_plans_change(islands: bool) -> None:
-    check_changes(range(6 if islands else 20), islands=islands, least=3)
+    check_changes(range(4 if islands else 12), islands=islands, least=2)
 
 
 @pytest.mark.soak
