@@ -61,11 +61,11 @@ templates:  ## The files for Vast, RunPod, SkyPilot and dstack with your image i
 	  sed -e 's|YOUR/dtfm-node|$(IMAGE)|' -e 's|^SOURCE=.*|SOURCE=$${SOURCE:-$(SOURCE)}|' -e "s|docker/$$name|dist/templates/$$name|" \
 	    docker/$$name > dist/templates/$$name || exit; echo dist/templates/$$name; done
 
-# Many tests start processes that mostly wait for each other: four tests share two cores well. Those of tests/wan emulate links and
+# Many tests start processes that mostly wait for each other: three tests share two cores well. Those of tests/wan emulate links and
 # measure them, so nothing runs beside them, except where links have no speed of their own.
 ALONE := $(filter-out $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py),$(wildcard tests/wan/test_*.py))
 test: lint  ## Lint, then all tests
-	$(BIN)/python -m pytest -n 4 --dist worksteal --durations=15 $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=15 $(ALONE)
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)

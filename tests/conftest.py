@@ -25,7 +25,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, signal.SIG_DFL)
 
 # How long an example takes says how busy the machine is. A test that hangs ends by its time-out.
-settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("quick", deadline=None, max_examples=15)
 settings.register_profile("thorough", deadline=None, max_examples=200)  # for `make soak`
 settings.load_profile("quick")
 

@@ -26,7 +26,8 @@ def strangers(folder: Path, twist: str, names: Sequence[str], steps: int = STEPS
     )
 
 
-@pytest.mark.parametrize("names", [("a", "b", "c"), pytest.param(("ar1", "ar2", "b", "c"), marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("ar1", "ar2", "b", "c")])
 def test_honest_strangers_whose_rounds_are_all_done_again_train_what_one_process_does(
     tmp_path: Path, names: Sequence[str]
 ) -> None:

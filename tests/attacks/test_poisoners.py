@@ -83,7 +83,8 @@ def test_of_three_replicas_two_go_on_without_the_one_that_lies(
         assert len(cluster.of("step_aborted")) <= 2
 
 
-@pytest.mark.parametrize("twist", [pytest.param("adds_too_much", marks=pytest.mark.soak), "accuses"])
+@pytest.mark.soak
+@pytest.mark.parametrize("twist", ["adds_too_much", "accuses"])
 def test_one_of_four_replicas_that_lies_is_quarantined_as_three_contradict_it(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [4], (*HONEST[:3], LIAR)) as cluster:
         nothing_wrong_counts(cluster)

@@ -62,7 +62,8 @@ def read(folder: Path, at: Hub, leave: str) -> list[str]:
     return found.stdout.splitlines()
 
 
-@pytest.mark.parametrize("leave", [pytest.param("", marks=pytest.mark.soak), "hf:another/private"])
+@pytest.mark.soak
+@pytest.mark.parametrize("leave", ["", "hf:another/private"])
 def test_a_private_repository_is_not_read_for_a_run(tmp_path: Path, private: dict[str, bytes], leave: str) -> None:
     with hub(private) as at:
         problems = read(tmp_path, at, leave)

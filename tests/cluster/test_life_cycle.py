@@ -17,9 +17,10 @@ from tests.cluster.runs import GPT2, losses_alone, run_file
 STEPS = 40
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "number",
-    [*(pytest.param(asked, marks=pytest.mark.soak) for asked in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
 )
 def test_the_nodes_come_back_and_no_step_is_trained_twice(tmp_path: Path, number: signal.Signals) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=STEPS)) as cluster:

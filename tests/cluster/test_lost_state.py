@@ -38,6 +38,7 @@ def kill_all(cluster: Cluster) -> None:
         node.wait(10)
 
 
+@pytest.mark.soak
 def test_all_nodes_and_their_disks_are_lost_and_an_operator_goes_on_from_the_weights_at_home(tmp_path: Path) -> None:
     """Each loss equals one process's that goes on from these weights, with moments of zero."""
     text = run_file(model=GPT2, stages=[1, 1], steps=STEPS, storage="coordinator:", checkpoint_every=5)

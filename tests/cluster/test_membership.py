@@ -118,9 +118,11 @@ def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_
         assert [node.wait(20) for node in nodes] == [1, 1]
 
 
-def test_sigterm_hands_over_and_costs_the_others_no_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [[], pytest.param(["leaves"], marks=pytest.mark.soak)])
+def test_sigterm_hands_over_and_costs_the_others_no_step(tmp_path: Path, fresh: list[str]) -> None:
+    """A fresh interpreter hashes strings unlike the others."""
     text = run_file(model=GPT2, stages=[2], steps=20)
-    with Cluster(tmp_path, text, fresh=["leaves"]) as cluster:  # an interpreter that hashes strings unlike the others
+    with Cluster(tmp_path, text, fresh=fresh) as cluster:
         cluster.add("stays")
         leaves = cluster.add("leaves")
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)

@@ -64,6 +64,7 @@ def test_layers_that_are_compiled(tmp_path: Path) -> None:
     assert not any("train.compile" in node.errors for node in nodes), "this machine has no C++ compiler"
 
 
+@pytest.mark.soak
 def test_gpt2_with_its_tied_embedding_on_different_nodes_that_do_not_trust_each_other(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2, 1, 1], steps=STEPS) + '[trust]\nmode = "open"\n'
     cluster = train(tmp_path, text, 4, invited=True)

@@ -63,6 +63,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Callable[[str, Callable[[A
         process.wait(30)
 
 
+@pytest.mark.soak
 def test_prometheus_sees_a_run_train_and_alerts_once_it_stands_still(tmp_path: Path) -> None:
     at = f"127.0.0.1:{free_port()}"
     text = run_file(model=GPT2, stages=[1], steps=100_000, learning_rate=1e-3, lease=0.5)

@@ -44,6 +44,7 @@ async def browser_at(link: str, problems: list[str]) -> AsyncIterator[Page]:
         await browser.close()
 
 
+@pytest.mark.soak
 async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_path: Path) -> None:
     records, problems = stored_run(), list[str]()
     async with page_of(records, tmp_path, len(records) - 10) as served, browser_at(served.link, problems) as page:

@@ -124,6 +124,7 @@ def test_a_stage_of_compiled_layers_is_freed_at_once(name: str, monkeypatch: pyt
         gc.enable()
 
 
+@pytest.mark.soak
 def test_a_device_is_timed_once_its_layers_are_compiled_for_training_and_evaluations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -33,7 +33,7 @@ def trained_by(nodes: InProcess) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("family", "precision", "weights", "stages", "tolerance"),
     [
-        ("llama", "fp32", "bf16", 1, 1e-6),
+        pytest.param("llama", "fp32", "bf16", 1, 1e-6, marks=pytest.mark.soak),
         pytest.param("qwen3", "fp32", "bf16", 3, 1e-6, marks=pytest.mark.soak),
         ("gemma2", "fp32", "bf16", 3, 1e-6),
         pytest.param("gpt2", "fp64", "bf16", 3, 1e-9, marks=pytest.mark.soak),
@@ -56,6 +56,7 @@ def test_losses_and_adapters_equal_one_process(
         torch.testing.assert_close(adapter[name], value, rtol=0, atol=10 * tolerance, msg=name)
 
 
+@pytest.mark.soak
 def test_the_head_may_make_its_logits_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LEAST_TOKENS", 8)
     monkeypatch.setattr(loss, "MOST_LOGITS_BYTES", 1)
@@ -67,6 +68,7 @@ def test_the_head_may_make_its_logits_in_chunks(tmp_path: Path, monkeypatch: pyt
     assert memory[-1].working, "it is measured, not guessed"
 
 
+@pytest.mark.soak
 def test_a_stage_may_have_nothing_to_train(tmp_path: Path) -> None:
     """The first stage is the embedding alone, the last one the head."""
     text = run_file(stages=[1] * 5, steps=2, precision="fp32")

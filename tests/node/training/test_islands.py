@@ -119,6 +119,7 @@ def test_each_island_trains_the_mean_over_its_own_learnt_tokens_and_a_steps_loss
             assert not step % (ROUNDS + 1) or loss == pytest.approx(expected, rel=1e-9, abs=0)
 
 
+@pytest.mark.soak
 def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of the islands' changes, each with its share, is then the step of the whole batch."""
 
@@ -204,6 +205,7 @@ def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_
         assert all(torch.equal(carried[index], residual) for index, residual in left_out(nodes).items())
 
 
+@pytest.mark.soak
 def test_a_single_island_applies_all_that_it_has_learnt_whatever_the_codec(run: Run) -> None:
     run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
     plan = island(0, (0, 3, 5), [["d", "e"], ["f"]], [6, 4])

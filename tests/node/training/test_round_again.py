@@ -117,6 +117,7 @@ def test_a_round_done_again_is_the_same_to_the_bit_where_tokens_count_alike(run:
             assert errors(auditors.answer("a", audit))[2] == 0.0
 
 
+@pytest.mark.soak
 def test_a_round_done_again_leaves_all_as_it_was(run: Run) -> None:
     alone = losses_of_islands(run, partial(shares, ALONE), EVENLY.exchanges)
     with at_the_second_exchange(run, ALONE) as auditors:
@@ -205,6 +206,7 @@ def test_what_was_sent_in_an_exchange_is_handed_out_however_little_room_there_is
                 assert commitment(header.codec, encoded) in auditors.sent["b"].values()
 
 
+@pytest.mark.soak
 def test_no_honest_change_is_clipped_whatever_the_shares(run: Run) -> None:
     """Also of nodes that hold a bucket and have less than a micro-batch for each of them."""
     run.trust.mode = Run.Trust.OPEN
@@ -244,6 +246,7 @@ def test_a_wrong_change_is_found_in_whatever_bucket_it_is(run: Run) -> None:
         assert errors(auditors.answer("a", audit))[2] > 1
 
 
+@pytest.mark.soak
 def test_what_does_not_fit_is_not_done_again(run: Run) -> None:
     with at_the_second_exchange(run, MIXED) as auditors:
         step, audit = auditors.step, auditors.asked_of_round("b", 0, second_round(run, MIXED, "b"))

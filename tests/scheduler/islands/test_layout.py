@@ -134,6 +134,7 @@ def test_of_64_nodes_in_ten_cities_each_island_is_a_citys() -> None:
     assert all(len({city[node] for node in island}) == 1 for island in found)
 
 
+@pytest.mark.soak
 def test_islands_may_be_halves_of_cities() -> None:
     lines, length = cities([4] * 4, 1000 * MEGABIT, 100 * MEGABIT), 100
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)

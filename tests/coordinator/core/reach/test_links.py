@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dtfm.coordinator.core.reach.links import MOST_PROBED
+import pytest
+
+from dtfm.coordinator.core.reach import links as links_room
 from dtfm.coordinator.core.state.session import Admission
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -54,35 +56,46 @@ def test_a_newcomer_does_not_wait_for_a_peer_that_has_left_and_come_back_nor_cou
     assert world.state.ledger.reach.broken == frozenset()
 
 
+FEW = 16
+
+
+@pytest.fixture
+def few_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that fewer nodes are many."""
+    monkeypatch.setattr(links_room, "MOST_PROBED", FEW)
+
+
+@pytest.mark.usefixtures("few_probed")
 def test_a_newcomer_among_many_probes_some_of_them() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
-    names = [f"n{number:03d}" for number in range(3 * MOST_PROBED)]
+    names = [f"n{number:03d}" for number in range(3 * FEW)]
     probed: set[str] = set()
     for node in names:
         world.prepare(node)
         peers = [peer.node for message in world.heard_by(node) for peer in message.probe.peers]
-        assert len(peers) == len(set(peers)) <= MOST_PROBED
+        assert len(peers) == len(set(peers)) <= FEW
         probed.update(peers)
-    assert len(probed) > 2 * MOST_PROBED
+    assert len(probed) > 2 * FEW
 
 
+@pytest.mark.usefixtures("few_probed")
 def test_a_newcomer_among_many_probes_nodes_of_its_own_key_rather_than_others() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
     beside = [f"mine{number}" for number in range(8)]
     world.belong_together(*beside)
-    for node in [*beside[:-1], *(f"n{number:03d}" for number in range(3 * MOST_PROBED)), beside[-1]]:
+    for node in [*beside[:-1], *(f"n{number:03d}" for number in range(3 * FEW)), beside[-1]]:
         world.prepare(node)
 
     def probed(node: str) -> set[str]:
         return {peer.node for message in world.heard_by(node) for peer in message.probe.peers}
 
-    assert len(probed(beside[-1])) == MOST_PROBED
+    assert len(probed(beside[-1])) == FEW
     assert set(beside[:-1]) < probed(beside[-1])
-    many = [f"theirs{number}" for number in range(2 * MOST_PROBED)]
+    many = [f"theirs{number}" for number in range(2 * FEW)]
     world.belong_together(*many, key="another key")
     for node in many:
         world.prepare(node)
-    assert len(probed(many[-1]) & set(many)) >= MOST_PROBED // 2
+    assert len(probed(many[-1]) & set(many)) >= FEW // 2
     assert not probed(many[-1]) <= set(many)
 
 
