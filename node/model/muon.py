@@ -4,10 +4,9 @@ A matrix moves along its momentum, orthogonalised by products of matrices in bfl
 of AdamW (Liu et al., arXiv 2502.16982), so that one learning rate serves both.
 
 Two devices round products differently. So one replica, the matrix's owner, finds its update before the vote, and all replicas
-take the owner's bits (training/matrix_updates.py), as standbys do. The sums of gradients go to all replicas as with AdamW, and
-each replica moves its own momentum by them. It does both in operations that round the same everywhere. So all replicas have the
-whole state, and if the owner is lost, another replica can find the update.
-
+take the owner's bits (training/reduction/matrix_updates.py), as standbys do. The sums of gradients go to all replicas as with
+AdamW, and each replica moves its own momentum by them. It does both in operations that round the same everywhere. So all replicas
+have the whole state, and if the owner is lost, another replica can find the update.
 Clipping does not apply to these matrices. Their updates have one size, whatever size their gradients have, and how far a step
 is clipped is known only after all votes.
 """

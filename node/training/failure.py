@@ -9,7 +9,7 @@ import torch
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.network.dialling import Lost
 from dtfm.node.state.snapshot_files import SnapshotDamaged
-from dtfm.node.training.pipeline import NonFinite
+from dtfm.node.training.step.pipeline import NonFinite
 from dtfm.programs import START_AGAIN
 from dtfm.protos.control_pb2 import PlanFailed, StepProblem
 

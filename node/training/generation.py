@@ -27,14 +27,14 @@ from dtfm.node.model.optimizer import change_since_exchange, inner_step, outer_s
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
-from dtfm.node.training import pipeline
-from dtfm.node.training.compression import Codecs, choose_codecs
-from dtfm.node.training.contribution_bound import ContributionBound
-from dtfm.node.training.loss_weights import LossWeights, Part, by_sample, by_token
+from dtfm.node.training.codec_choice import Codecs, choose_codecs
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
-from dtfm.node.training.pipeline import Compute, NonFinite, Outcome, Topic
-from dtfm.node.training.progress import Progress
-from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
+from dtfm.node.training.reduction.contribution_bound import ContributionBound
+from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
+from dtfm.node.training.step import pipeline
+from dtfm.node.training.step.loss_weights import LossWeights, Part, by_sample, by_token
+from dtfm.node.training.step.pipeline import Compute, NonFinite, Outcome, Topic
+from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport.commitments import Commitments
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes, tensor_sizes
 from dtfm.node.transport.kept import Offer, Tensor

@@ -20,10 +20,10 @@ from dtfm.node.state.making_room import make_room
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.generation import Generation, Inherited
-from dtfm.node.training.preparation_progress import PreparationProgress
-from dtfm.node.training.progress import Progress
+from dtfm.node.training.preparing.preparation_progress import PreparationProgress
+from dtfm.node.training.reduction.contribution_bound import ContributionBound
+from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed

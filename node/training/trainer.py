@@ -31,11 +31,11 @@ from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
-from dtfm.node.training.auditing import Auditing
+from dtfm.node.training.audits.auditing import Auditing
 from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, free_first, set_up
-from dtfm.node.training.preparation import Preparation
+from dtfm.node.training.preparing.preparation import Preparation
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos import control_pb2 as wire

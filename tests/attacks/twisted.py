@@ -34,9 +34,11 @@ from dtfm.node.state.images import Images
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import Donation, StateStore
-from dtfm.node.training import pipeline, reduction, round_again
-from dtfm.node.training.audit import do_again
+from dtfm.node.training.audits import round_again
+from dtfm.node.training.audits.step_again import do_again
 from dtfm.node.training.generation import Generation
+from dtfm.node.training.reduction import reducer
+from dtfm.node.training.step import pipeline
 from dtfm.node.transport.kept import Kept, Tensor
 from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import (
@@ -212,7 +214,7 @@ def spoiled() -> Iterator[None]:
     with (
         mock.patch.object(Stage, "loss", nan_gradients),
         mock.patch.object(pipeline, "is_finite", all_is_well),
-        mock.patch.object(reduction, "is_finite", all_is_well),
+        mock.patch.object(reducer, "is_finite", all_is_well),
         mock.patch.object(Generation, "_counted_norm", return_value=1.0),
     ):
         yield
@@ -224,26 +226,26 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 @contextmanager
 def adding(change: Change) -> Iterator[None]:
     """Inside, this process changes the gradients that it adds to the other replicas'."""
-    make_final = reduction._Reduction._make_final
+    make_final = reducer._Reduction._make_final
 
-    def changed(self: reduction._Reduction, bucket: reduction._Bucket) -> None:
+    def changed(self: reducer._Reduction, bucket: reducer._Bucket) -> None:
         bucket.gradients.copy_(change(bucket.gradients))
         make_final(self, bucket)
 
-    with mock.patch.object(reduction._Reduction, "_make_final", changed):
+    with mock.patch.object(reducer._Reduction, "_make_final", changed):
         yield
 
 
 @contextmanager
 def adding_up_wrong() -> Iterator[None]:
     """Inside, this process turns the sign of the sums that it makes of all replicas' gradients."""
-    add_up = reduction._Bucket.add_up
+    add_up = reducer._Bucket.add_up
 
-    def turned(self: reduction._Bucket, number: int, *rest: Any) -> None:
+    def turned(self: reducer._Bucket, number: int, *rest: Any) -> None:
         add_up(self, number, *rest)
         self.piece(number).neg_()
 
-    with mock.patch.object(reduction._Bucket, "add_up", turned):
+    with mock.patch.object(reducer._Bucket, "add_up", turned):
         yield
 
 
@@ -511,7 +513,7 @@ def covering() -> Iterator[None]:
             return do_again(audit, *rest)
         return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0)
 
-    with mock.patch("dtfm.node.training.auditing.do_again", right):
+    with mock.patch("dtfm.node.training.audits.auditing.do_again", right):
         yield
 
 

@@ -15,7 +15,7 @@ from dtfm.kernels.codec import encoded_bytes
 from dtfm.node import cli
 from dtfm.node.model.placement import Placement
 from dtfm.node.training import generation
-from dtfm.node.training.compression import GENTLEST_FIRST, Codecs, choose_codecs
+from dtfm.node.training.codec_choice import GENTLEST_FIRST, Codecs, choose_codecs
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.plan_pb2 import Run
 

@@ -25,7 +25,7 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.generation import Generation, Inherited
 from dtfm.node.training.generation_setup import inherit
-from dtfm.node.training.pipeline import Outcome
+from dtfm.node.training.step.pipeline import Outcome
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed

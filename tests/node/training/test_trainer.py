@@ -27,11 +27,12 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training import preparation, trainer
+from dtfm.node.training import trainer
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
-from dtfm.node.training.preparation import Preparation
-from dtfm.node.training.timing import Timing
+from dtfm.node.training.preparing import preparation
+from dtfm.node.training.preparing.preparation import Preparation
+from dtfm.node.training.preparing.timing import Timing
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender

@@ -18,8 +18,8 @@ from dtfm.coordinator.core.trust.tolerance import OF_ROUNDS, tolerance
 from dtfm.kernels.codec import Codec
 from dtfm.node.state.state_store import HeldState, StateStore
 from dtfm.node.state.update import unpack
-from dtfm.node.training.audit import NOTHING_COMPARED, misfit
-from dtfm.node.training.round_again import round_done_again
+from dtfm.node.training.audits.round_again import round_done_again
+from dtfm.node.training.audits.step_again import NOTHING_COMPARED, misfit
 from dtfm.node.transport.commitments import commitment
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
@@ -31,7 +31,7 @@ from tests.attacks.twisted import adding, adding_up_wrong
 from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
-from tests.node.training.auditors import Auditors, errors
+from tests.node.training.audits.auditors import Auditors, errors
 from tests.node.training.test_islands import EVENLY, PIPELINE, REPLICAS, ROUNDS, island, shares, started as started_with
 from tests.unequal import unequal_run
 

@@ -32,9 +32,9 @@ from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces
-from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
-from dtfm.node.training.matrix_updates import MatrixUpdates
-from dtfm.node.training.pipeline import NonFinite, is_finite
+from dtfm.node.training.reduction.contribution_bound import Clipped, ContributionBound, Place
+from dtfm.node.training.reduction.matrix_updates import MatrixUpdates
+from dtfm.node.training.step.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What, ready
 from dtfm.node.transport.topic_queue import Closed, TopicQueue

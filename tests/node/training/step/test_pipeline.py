@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, decode, encode
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.training.pipeline import (
+from dtfm.node.training.step.pipeline import (
     Compute,
     NonFinite,
     Outcome,
@@ -23,7 +23,7 @@ from dtfm.node.training.pipeline import (
     TrainingStep,
     evaluate,
 )
-from dtfm.node.training.progress import Progress
+from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport import receiver
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Closed, TopicQueue

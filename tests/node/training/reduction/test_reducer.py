@@ -22,8 +22,8 @@ from dtfm.node.host.cuda_streams import Beside
 from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces, placement_of, shards
-from dtfm.node.training import reduction
-from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
+from dtfm.node.training.reduction import reducer as reducer_module
+from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import What
@@ -125,13 +125,13 @@ def test_gradients_are_touched_only_where_they_are_computed(monkeypatch: pytest.
         return beside
 
     for name in ("encode", "encode_with_feedback", "decode", "is_finite"):
-        real = getattr(reduction, name)
+        real = getattr(reducer_module, name)
 
         def checked(*arguments: Any, real: Callable[..., Any] = real) -> Any:
             assert inside.depth
             return real(*arguments)
 
-        monkeypatch.setattr(reduction, name, checked)
+        monkeypatch.setattr(reducer_module, name, checked)
     reduce_together(gradients, {0: group(*nodes)}, codec, before=computed)
     assert all(torch.equal(gradients[n][0], gradients["a"][0]) for n in nodes)
     assert gradients["a"][0].isfinite().all()

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.node.training.loss_weights import Part, by_sample, by_token
+from dtfm.node.training.step.loss_weights import Part, by_sample, by_token
 
 #: By micro-batch of an island, the losses of its learnt labels.
 Island = list[list[int]]

@@ -16,7 +16,7 @@ from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training.audit import do_again, misfit
+from dtfm.node.training.audits.step_again import do_again, misfit
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor, Wanted, Witnesses
 from dtfm.node.transport.topic_queue import Closed

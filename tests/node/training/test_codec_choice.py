@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from dtfm.kernels.codec import Codec
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import placement_of
-from dtfm.node.training.compression import MARGIN, choose_codec, choose_codecs
+from dtfm.node.training.codec_choice import MARGIN, choose_codec, choose_codecs
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run

@@ -21,7 +21,7 @@ from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement
-from dtfm.node.training.progress import Progress
+from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import TopicQueue
 from dtfm.protos.frame import Kind

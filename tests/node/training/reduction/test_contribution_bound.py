@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from dtfm.node.model.placement import Group
-from dtfm.node.training.contribution_bound import (
+from dtfm.node.training.reduction.contribution_bound import (
     AVERAGE,
     MOST,
     Addend,

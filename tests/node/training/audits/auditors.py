@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dtfm.node.training.audit import do_again, misfit
+from dtfm.node.training.audits.step_again import do_again, misfit
 from dtfm.node.transport.commitments import COMMITMENT_BYTES, commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited, StepReady

@@ -11,7 +11,7 @@ from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.muon import orthogonalise
 from dtfm.node.model.placement import matrix_pieces
-from dtfm.node.training.pipeline import NonFinite, is_finite
+from dtfm.node.training.step.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
 
 

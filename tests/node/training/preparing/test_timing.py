@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.node.host.other_work import OtherWork, cores_used
-from dtfm.node.training.timing import AGAIN_SECONDS, QUIET, SOON_SECONDS, Timing
+from dtfm.node.training.preparing.timing import AGAIN_SECONDS, QUIET, SOON_SECONDS, Timing
 
 BUSY = 0.9
 

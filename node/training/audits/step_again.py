@@ -18,10 +18,10 @@ import torch
 from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode
 from dtfm.node.model.optimizer import change_since_exchange
 from dtfm.node.model.placement import Group, Placement
-from dtfm.node.training.compression import GENTLEST_FIRST
+from dtfm.node.training.audits.round_again import SetAside, round_done_again
+from dtfm.node.training.codec_choice import GENTLEST_FIRST
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.pipeline import Compute
-from dtfm.node.training.round_again import SetAside, round_done_again
+from dtfm.node.training.step.pipeline import Compute
 from dtfm.node.transport.commitments import commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited

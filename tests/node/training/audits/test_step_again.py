@@ -14,9 +14,9 @@ import torch
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed, sent_several_sums
 from dtfm.kernels.codec import Codec
 from dtfm.node.model import loss
-from dtfm.node.training.audit import LARGEST_ERROR, misfit
-from dtfm.node.training.progress import Progress
-from dtfm.node.training.reduction import _Bucket, _Reduction
+from dtfm.node.training.audits.step_again import LARGEST_ERROR, misfit
+from dtfm.node.training.reduction.reducer import _Bucket, _Reduction
+from dtfm.node.training.step.progress import Progress
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
@@ -24,7 +24,7 @@ from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.cluster.runs import GPT2, LLAMA, run_file
 from tests.coordinator.core.trust.test_passed import described
 from tests.node.in_process import InProcess, even_plan, nodes_of
-from tests.node.training.auditors import Auditors, errors
+from tests.node.training.audits.auditors import Auditors, errors
 from tests.unequal import unequal_run
 
 MICRO_BATCHES = 10

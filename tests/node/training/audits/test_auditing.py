@@ -14,8 +14,9 @@ from dtfm.node.data.allowed import Allowed
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training import auditing, preparation
+from dtfm.node.training.audits import auditing
 from dtfm.node.training.generation_setup import Equipment
+from dtfm.node.training.preparing import preparation
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.kept import Witnesses
 from dtfm.node.transport.peer_server import PeerServer
@@ -27,7 +28,7 @@ from tests.node.assignments import assigned
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
 from tests.node.load_once import load_once
-from tests.node.training.auditors import digests
+from tests.node.training.audits.auditors import digests
 from tests.protos.members import member
 
 LAYERS, MICRO_BATCHES, LEASE = 5, 10, 20.0

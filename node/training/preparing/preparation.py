@@ -37,7 +37,7 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.generation_setup import Equipment
-from dtfm.node.training.timing import Timing
+from dtfm.node.training.preparing.timing import Timing
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Prepared, Preparing as Doing, Timed
 from dtfm.protos.plan_pb2 import MUON, Run
