@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dtfm.kernels.codec import Codec, codec_named, encoded_bytes
+from dtfm.kernels.codec import Codec, codec_named, encode, encoded_bytes
 from dtfm.node.model.placement import Placement
+from dtfm.node.model.stage import Stage
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.control_pb2 import LinkCodec
 from dtfm.protos.frame import Kind
@@ -139,3 +140,30 @@ def choose_codecs(
         replicas=frozenset(members),
         exchange=codec_named(network.exchange) if placement.exchange_groups else Codec.OFF,
     )
+
+
+def codecs_of_stage(
+    run: Run,
+    placement: Placement,
+    stage: Stage,
+    sizes: TensorSizes,
+    *,
+    bandwidth: Mapping[str, float],
+    flops: float,
+    previous: Codecs | None,
+) -> Codecs:
+    """The same for a stage on a device with this speed, in FLOP/s. Whatever a codec loads or compiles, it does now."""
+    micro_batch, layers = run.train.micro_batch, stage.model.layers
+    forward_flops = micro_batch * sum(layer.flops for layer in layers[stage.first : stage.past_last])
+    codecs = choose_codecs(
+        run.network,
+        placement,
+        sizes,
+        bandwidth=bandwidth,
+        micro_batch_seconds=stage.model.passes * forward_flops / flops,
+        previous=previous,
+    )
+    for codec in codecs.all:
+        for dtype in {sizes.dtype, sizes.reduced}:
+            encode(codec, torch.zeros(1, dtype=dtype, device=stage.device))
+    return codecs

@@ -39,6 +39,7 @@ from dtfm.node.training.audits.step_again import do_again
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.reduction import reducer
 from dtfm.node.training.step import pipeline
+from dtfm.node.training.step.outgoing import Outgoing
 from dtfm.node.transport.kept import Kept, Tensor
 from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import (
@@ -303,12 +304,12 @@ def renaming() -> Iterator[None]:
 @contextmanager
 def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
     """Inside, this process changes the tensors that it passes on to the next stage, or with GRADIENT to the one before."""
-    hand_on = Generation._hand_on
+    hand_on = Outgoing.hand_on
 
-    def changed(self: Generation, of: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+    def changed(self: Outgoing, of: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         hand_on(self, of, destination, number, change(tensor) if of is kind else tensor)
 
-    with mock.patch.object(Generation, "_hand_on", changed):
+    with mock.patch.object(Outgoing, "hand_on", changed):
         yield
 
 

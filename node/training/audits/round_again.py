@@ -16,6 +16,7 @@ import torch
 from dtfm.node.model.bucket import HOST, Bucket
 from dtfm.node.model.optimizer import Terms, adamw, squared_norms
 from dtfm.node.training.generation import Generation
+from dtfm.node.training.step.compute import compute_these
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.control_pb2 import Audit
 
@@ -59,7 +60,7 @@ def _train(generation: Generation, number: int, step: Audit.Trained, go_on: Call
     """As the ``number``-th step of a round, in the same operations as Generation."""
     borders, stage = step.borders, generation.stage
     of_step = [*chain.from_iterable(starmap(range, zip(borders[::2], borders[1::2], strict=False)))]
-    compute = generation.computing_these(of_step)
+    compute = compute_these(generation.loaded, generation.placement, stage, of_step)
     stage.zero_gradients()
     for place in range(len(of_step)):
         go_on()

@@ -21,7 +21,7 @@ from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.audits.round_again import SetAside, round_done_again
 from dtfm.node.training.codec_choice import GENTLEST_FIRST
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.step.pipeline import Compute
+from dtfm.node.training.step.compute import Compute, compute_step
 from dtfm.node.transport.commitments import commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited
@@ -87,7 +87,8 @@ def do_again(
 ) -> Audited:
     """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, the audit stops. While this
     node has another's state, its own is ``set_aside``. Raises the errors of ``fetch``, except Withheld."""
-    again = _Again(audit, generation, generation.computing(audit.step), fetch, is_late, set_aside)
+    compute = compute_step(generation.loaded, generation.placement, generation.stage, audit.step)
+    again = _Again(audit, generation, compute, fetch, is_late, set_aside)
     answer = Audited(number=audit.number)
     try:
         again.run()

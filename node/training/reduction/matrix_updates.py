@@ -3,14 +3,14 @@ gradients it finds the matrix's update, and sends it to the others (node/model/m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.muon import orthogonalise
-from dtfm.node.model.placement import matrix_pieces
+from dtfm.node.model.placement import Placement, matrix_pieces
 from dtfm.node.training.step.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
 
@@ -44,3 +44,11 @@ class MatrixUpdates:
         piece = self._pieces[number]
         self._bucket.updates[piece.start : piece.stop].copy_(update)
         self.lacking.discard(number)
+
+
+def orthogonalise_alone(buckets: Mapping[int, Bucket], placement: Placement) -> None:
+    """Finds the updates of Muon's matrices in buckets that nobody reduces with this node."""
+    for index, bucket in buckets.items():
+        for name in bucket.spec.orthogonal if len(placement.groups[index].members) == 1 else ():
+            orthogonalise(bucket, bucket.gradients, name)
+            WORK.did()

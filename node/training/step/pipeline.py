@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -19,8 +19,8 @@ from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
-from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement
+from dtfm.node.training.step.compute import Compute
 from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import TopicQueue
@@ -38,19 +38,6 @@ Topic = tuple[Literal["train", "evaluate"], int]
 
 #: send(kind, destination, micro-batch, tensor)
 Send = Callable[[Kind, str, int, torch.Tensor], object]
-
-
-class Loss(Protocol):
-    """Computes the loss of a micro-batch on the last stage: see Compute."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        only: Sequence[torch.nn.Parameter] | None = None,
-        /,
-    ) -> Scored: ...
 
 
 class NonFinite(Exception):
@@ -82,28 +69,6 @@ class Outcome:
     compute_seconds: float
     wait_seconds: float
     losses: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """The pipeline's view of the model and the data.
-
-    forward: maps the stage's input and positions to its output.
-    loss: maps the last stage's input, labels and positions to its loss, weighted as the step needs it (see LossWeights). With
-    parameters as a fourth argument, their gradients are apart, as with ``only`` in Stage.loss.
-    inputs, labels, positions: of a micro-batch. Positions are None unless documents are isolated.
-    The shapes are of the stage's input and output. ``micro_batch`` is in samples.
-    """
-
-    forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-    loss: Loss
-    inputs: Callable[[int], torch.Tensor]
-    labels: Callable[[int], torch.Tensor]
-    positions: Callable[[int], torch.Tensor | None]
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    device: torch.device
-    micro_batch: int
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from dtfm.kernels.codec import Codec
 from dtfm.node.model import loss
 from dtfm.node.training.audits.step_again import LARGEST_ERROR, misfit
 from dtfm.node.training.reduction.reducer import _Bucket, _Reduction
+from dtfm.node.training.step.outgoing import Outgoing
 from dtfm.node.training.step.progress import Progress
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
@@ -210,10 +211,11 @@ def test_a_bias_of_a_twentieth_comes_out_as_such(
 ) -> None:
     with trained(compression=compression) as nodes:
         liar = nodes.generations["n2"]
-        hand_on, keep = liar._hand_on, liar.reducer.reduce
+        hand_on, keep = Outgoing.hand_on, liar.reducer.reduce
 
-        def biased(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-            hand_on(kind, destination, number, tensor * 1.05 if kind is Kind.ACTIVATION else tensor)
+        def biased(self: Outgoing, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+            lies = kind is Kind.ACTIVATION and self.placement is liar.placement
+            hand_on(self, kind, destination, number, tensor * 1.05 if lies else tensor)
 
         def reduce(step: int, gradients: dict[int, torch.Tensor], codec: Codec, kept: Any) -> None:
             make_final = _Reduction._make_final
@@ -226,7 +228,7 @@ def test_a_bias_of_a_twentieth_comes_out_as_such(
             monkeypatch.setattr(_Reduction, "_make_final", more)
             keep(step, gradients, codec, kept)
 
-        monkeypatch.setattr(liar, "_hand_on", biased)
+        monkeypatch.setattr(Outgoing, "hand_on", biased)
         monkeypatch.setattr(liar.reducer, "reduce", reduce)
         step = Auditors(nodes)
         found = errors(step.answer("n3", step.asked("n2", bucket=min(liar.stage.buckets))))

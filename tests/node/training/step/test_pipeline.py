@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, decode, encode
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.training.step.compute import Compute
 from dtfm.node.training.step.pipeline import (
-    Compute,
     NonFinite,
     Outcome,
     Topic,
