@@ -36,8 +36,8 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.images import Images
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.failure import exit_code
-from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.status import Status
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.lent_connections import Holder

@@ -277,15 +277,8 @@ class Generation:
         self.exchanger.close()
 
     def _choose_codecs(self, previous: Codecs | None) -> Codecs:
-        return codecs_of_stage(
-            self.loaded.run,
-            self.placement,
-            self.stage,
-            self.sizes,
-            bandwidth=self._bandwidth,
-            flops=self._flops,
-            previous=previous,
-        )
+        mine = self.loaded.run, self.placement, self.stage, self.sizes
+        return codecs_of_stage(*mine, bandwidth=self._bandwidth, flops=self._flops, previous=previous)
 
     # The parts of a step
 

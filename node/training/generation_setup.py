@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-
-import torch
 
 from dtfm.node.host.device import free_memory
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
@@ -18,32 +14,12 @@ from dtfm.node.model.stage import Stage, home_of
 from dtfm.node.state.images import FREE_MEMORY_FRACTION
 from dtfm.node.state.making_room import make_room
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
-from dtfm.node.state.snapshots import Snapshots
-from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.generation import Generation, Inherited
-from dtfm.node.training.preparing.preparation_progress import PreparationProgress
 from dtfm.node.training.reduction.contribution_bound import ContributionBound
 from dtfm.node.training.step.progress import Progress
-from dtfm.node.transport.kept import Kept
-from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.control_pb2 import Assignment, Device
-
-
-@dataclass(frozen=True, slots=True)
-class Equipment:
-    """A node's means of training, whatever the run. ``hardware`` is the result of `measure_device`; ``tokens`` is
-    the folder where this machine's nodes share the tokens that they read."""
-
-    node: str
-    device: torch.device
-    hardware: Device
-    tokens: Path
-    sender: Sender
-    store: StateStore
-    snapshots: Snapshots
-    kept: Kept = field(default_factory=Kept)
-    progress: PreparationProgress = field(default_factory=PreparationProgress)
+from dtfm.protos.control_pb2 import Assignment
 
 
 def set_up(

@@ -37,7 +37,9 @@ from dtfm.node.state.state_store import Donation, StateStore
 from dtfm.node.training.audits import round_again
 from dtfm.node.training.audits.step_again import do_again
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.reduction import reducer
+from dtfm.node.training.reduction import bucket_sum, reducer
+from dtfm.node.training.reduction.bucket_sum import BucketSum
+from dtfm.node.training.reduction.reducer import Reduction
 from dtfm.node.training.step import pipeline
 from dtfm.node.training.step.outgoing import Outgoing
 from dtfm.node.transport.kept import Kept, Tensor
@@ -216,6 +218,7 @@ def spoiled() -> Iterator[None]:
         mock.patch.object(Stage, "loss", nan_gradients),
         mock.patch.object(pipeline, "is_finite", all_is_well),
         mock.patch.object(reducer, "is_finite", all_is_well),
+        mock.patch.object(bucket_sum, "is_finite", all_is_well),
         mock.patch.object(Generation, "_counted_norm", return_value=1.0),
     ):
         yield
@@ -227,26 +230,26 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 @contextmanager
 def adding(change: Change) -> Iterator[None]:
     """Inside, this process changes the gradients that it adds to the other replicas'."""
-    make_final = reducer._Reduction._make_final
+    make_final = Reduction._make_final
 
-    def changed(self: reducer._Reduction, bucket: reducer._Bucket) -> None:
+    def changed(self: Reduction, bucket: BucketSum) -> None:
         bucket.gradients.copy_(change(bucket.gradients))
         make_final(self, bucket)
 
-    with mock.patch.object(reducer._Reduction, "_make_final", changed):
+    with mock.patch.object(Reduction, "_make_final", changed):
         yield
 
 
 @contextmanager
 def adding_up_wrong() -> Iterator[None]:
     """Inside, this process turns the sign of the sums that it makes of all replicas' gradients."""
-    add_up = reducer._Bucket.add_up
+    add_up = BucketSum.add_up
 
-    def turned(self: reducer._Bucket, number: int, *rest: Any) -> None:
+    def turned(self: BucketSum, number: int, *rest: Any) -> None:
         add_up(self, number, *rest)
         self.piece(number).neg_()
 
-    with mock.patch.object(reducer._Bucket, "add_up", turned):
+    with mock.patch.object(BucketSum, "add_up", turned):
         yield
 
 

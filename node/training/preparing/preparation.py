@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -20,7 +21,7 @@ from dtfm.kernels.with_cupy import prepare
 from dtfm.node.data.allowed import Allowed, check_places
 from dtfm.node.data.dataset import Agreed, Data
 from dtfm.node.data.load import is_text, load_data, text_sample
-from dtfm.node.data.problems import told_together
+from dtfm.node.data.problems import sentence_of, told_together
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.reading.sources import named
 from dtfm.node.data.storage import check_place
@@ -36,7 +37,8 @@ from dtfm.node.model.muon import check_muon
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
-from dtfm.node.training.generation_setup import Equipment
+from dtfm.node.training.equipment import Equipment
+from dtfm.node.training.failure import may_pass
 from dtfm.node.training.preparing.timing import Timing
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Prepared, Preparing as Doing, Timed
@@ -46,6 +48,9 @@ log = logging.getLogger(__name__)
 
 Does = Callable[[Doing, int, int], None]
 """See PreparationProgress.does."""
+
+PAUSES = (5.0, 15.0, 45.0, 120.0, 300.0)
+"""Seconds between attempts to load the run where what failed may pass."""
 
 OF_HOST = "dtfm.kernels.adamw"
 """The module that imports all kernels of the CPU."""
@@ -66,6 +71,20 @@ class Preparation:
         self._equipment = equipment
         self._loop = loop
         self._compiling: Future[None] | None = None
+        self._stopping = threading.Event()
+
+    def load_when_it_can_be(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
+        """As `load`. Trouble that may pass, as of the hub, is waited for."""
+        for pause in PAUSES:
+            try:
+                return self.load(run, dialler, allowed, agreed)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                log.warning("%s; trying again in %.0f s", sentence_of(error), pause)
+                if self._stopping.wait(pause):
+                    raise Closed("the node is stopping") from None
+        return self.load(run, dialler, allowed, agreed)
 
     def load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
         """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name
@@ -150,7 +169,8 @@ class Preparation:
         self.timing = before.again(time.monotonic(), others.share())
 
     def cancel(self) -> None:
-        """Calls off what `load` waits for."""
+        """Calls off what loading waits for."""
+        self._stopping.set()
         if self._compiling is not None:
             self._compiling.cancel()
 

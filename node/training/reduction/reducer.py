@@ -9,7 +9,8 @@ their way. One thread takes arriving pieces; another sends, which may wait for a
 read. A member that holds more of another's pieces than it can sum may stop reading from it for a while (see
 Receiver.readable). All members send their pieces in the same order, so the first piece without a sum has always come.
 
-After the sums of a bucket with matrices that Muon updates, their owners send the updates: matrix_updates.py.
+After the sums of a bucket with matrices that Muon updates, their owners send the updates: matrix_updates.py. The state of one
+bucket: bucket_sum.py.
 
 Under a sparse codec one member of each island sends a piece to all, and all add up the pieces that were sent. Most of the
 elements that it left out are added to its next changes of the same elements.
@@ -17,10 +18,10 @@ elements that it left out are added to its next changes of the same elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -31,8 +32,9 @@ from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.placement import Group, Placement, pieces
-from dtfm.node.training.reduction.contribution_bound import Clipped, ContributionBound, Place
+from dtfm.node.model.placement import Placement
+from dtfm.node.training.reduction.bucket_sum import BucketSum
+from dtfm.node.training.reduction.contribution_bound import Clipped, ContributionBound
 from dtfm.node.training.reduction.matrix_updates import MatrixUpdates
 from dtfm.node.training.step.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
@@ -53,90 +55,6 @@ class Final:
 
     bucket: int
     before: Beside = nullcontext
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """The state of one bucket's reduction.
-
-    addends: other members' gradients of the pieces that this node adds up, by piece and rank.
-    missing: the pieces without their sum.
-    final: set once this node's own gradients are final; all is done in that context.
-    sparse: all members add up each piece, from its senders (`Group.senders`).
-    updates: of its matrices, if Muon updates some in this step.
-    """
-
-    index: int
-    gradients: torch.Tensor
-    group: Group
-    rank: int
-    sparse: bool
-    updates: MatrixUpdates | None
-    final: Beside | None = None
-    addends: dict[int, dict[int, Arrival]] = field(default_factory=dict)
-    missing: set[int] = field(init=False)
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        return self.group.members
-
-    def __post_init__(self) -> None:
-        ranges = pieces(self.gradients.numel(), len(self.members))
-        self.missing = {number for number, (start, stop) in enumerate(ranges) if stop > start}
-
-    @property
-    def is_complete(self) -> bool:
-        return self.final is not None and not self.missing and not (self.updates and self.updates.lacking)
-
-    def range(self, number: int) -> tuple[int, int]:
-        """The half-open range of a piece's elements."""
-        return self.group.piece(self.gradients.numel(), number)
-
-    def piece(self, number: int) -> torch.Tensor:
-        start, stop = self.range(number)
-        return self.gradients[start:stop]
-
-    def beside(self) -> AbstractContextManager[object]:
-        return (self.final or nullcontext)()
-
-    def summable(self, piece: int) -> bool:
-        others = len(self.added(piece) - {self.rank})
-        return self.final is not None and piece in self.missing and len(self.addends.get(piece, ())) == others
-
-    def added(self, piece: int) -> Set[int]:
-        """The ranks whose gradients of a piece are added up."""
-        return set(self.group.senders(piece)) if self.sparse else set(range(len(self.members)))
-
-    def add_up(self, number: int, bound: ContributionBound | None) -> None:
-        """Replaces a piece by the sum of its addends, held within the ``bound``. Addends before this node's in the
-        group's order are added up in the memory of the first addend."""
-        own, arrivals, ranks = self.piece(number), self.addends.get(number, {}), sorted(self.added(number))
-        addends: Iterable[torch.Tensor] = (
-            own if rank == self.rank else arrivals[rank].decoded(own.device) for rank in ranks
-        )
-        if bound is None:
-            addends = self._finite(number, ranks, addends)
-        if bound is not None:  # it compares them, so that all are decoded at once
-            addends = list(addends)
-            bound.hold(Place(self.index, *self.range(number)), self.group, self.rank, addends)
-        total: torch.Tensor | None = None
-        for rank, addend in zip(ranks, addends, strict=True):
-            if total is None:
-                total = addend
-            elif rank == self.rank:
-                total = own.add_(total)
-            else:
-                total = total.add_(addend)
-        if total is not None and self.rank not in ranks:
-            own.copy_(total)
-
-    def _finite(self, number: int, ranks: Sequence[int], addends: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The addends, unchanged. Raises NonFinite for one that is not finite."""
-        for rank, addend in zip(ranks, addends, strict=True):
-            if rank != self.rank and not is_finite(addend):
-                source = self.members[rank]
-                raise NonFinite(f"bucket {self.index}, piece {number} from {source} is NaN or infinite", source)
-            yield addend
 
 
 def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
@@ -192,7 +110,7 @@ class Reducer:
         """
         if self.bound is not None:
             self.bound.begin()
-        self.left_out = _Reduction(self, step, gradients, codec, keep).run()
+        self.left_out = Reduction(self, step, gradients, codec, keep).run()
 
     @property
     def clipped(self) -> Mapping[str, Clipped]:
@@ -213,7 +131,7 @@ class Reducer:
         del self.send, self.let_go, self.came
 
 
-class _Reduction:
+class Reduction:
     """One step's reduction."""
 
     def __init__(
@@ -231,13 +149,13 @@ class _Reduction:
         self._keep = keep
         self._left_out: dict[int, torch.Tensor] = {}
         groups = self._placement.groups
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[int, BucketSum] = {}
         for index, flat in gradients.items():
             group, matrices = groups[index], reducer.with_matrices.get(index)
             if len({*group.islands} if codec.sparse else group.members) > 1:
                 rank = group.members.index(self._placement.node)
                 updates = None if matrices is None else MatrixUpdates(matrices, len(group.members), rank)
-                self._buckets[index] = _Bucket(index, flat, group, rank, codec.sparse, updates)
+                self._buckets[index] = BucketSum(index, flat, group, rank, codec.sparse, updates)
         self._unsent = list(self._buckets.values())
         self._sent: list[Future[None]] = []
 
@@ -276,7 +194,7 @@ class _Reduction:
         with bucket.beside():
             self._use(bucket, item)
 
-    def _use(self, bucket: _Bucket, item: Arrival | Final) -> None:
+    def _use(self, bucket: BucketSum, item: Arrival | Final) -> None:
         if isinstance(item, Final):
             self._make_final(bucket)
         elif item.header.kind is Kind.REDUCE:
@@ -299,7 +217,7 @@ class _Reduction:
             self._has_sum(bucket, item.header.part)
             self._reducer.let_go(item)
 
-    def _make_final(self, bucket: _Bucket) -> None:
+    def _make_final(self, bucket: BucketSum) -> None:
         if not is_finite(bucket.gradients):
             raise NonFinite(f"the gradients of bucket {bucket.index} are NaN or infinite")
         self._keep(bucket.index, bucket.gradients)
@@ -315,7 +233,7 @@ class _Reduction:
             if bucket.summable(number):
                 self._add_up(bucket, number)
 
-    def _add_up(self, bucket: _Bucket, number: int) -> None:
+    def _add_up(self, bucket: BucketSum, number: int) -> None:
         with span(Activity.REDUCE, self._step, bucket.index):
             bucket.add_up(number, self._reducer.bound)
         for addend in bucket.addends.pop(number, {}).values():
@@ -324,14 +242,14 @@ class _Reduction:
             self._submit(self._send_sum, bucket, number)
         self._has_sum(bucket, number)
 
-    def _has_sum(self, bucket: _Bucket, number: int) -> None:
+    def _has_sum(self, bucket: BucketSum, number: int) -> None:
         """The piece is summed. After the last one, this node finds the updates of its matrices: once it has sent its own sums,
         which a codec changes."""
         bucket.missing.discard(number)
         for matrix in bucket.updates.own if bucket.updates and not bucket.missing else ():
             self._submit(self._send_update, bucket, matrix)
 
-    def _spread(self, bucket: _Bucket, number: int) -> None:
+    def _spread(self, bucket: BucketSum, number: int) -> None:
         """Sends this node's part of a piece to all others, and goes on with the values that they get."""
         message, own = self._encode(bucket, number), bucket.piece(number)
         own.copy_(_arriving(message, own))
@@ -339,27 +257,27 @@ class _Reduction:
 
     # In the sending thread
 
-    def _submit(self, work: Callable[[_Bucket, int], None], bucket: _Bucket, number: int) -> None:
+    def _submit(self, work: Callable[[BucketSum, int], None], bucket: BucketSum, number: int) -> None:
         future = self._reducer.sending.submit(self._beside, work, bucket, number)
         queue = self._reducer.queue
         future.add_done_callback(lambda done: None if _error(done) is None else queue.close("sending failed"))
         self._sent.append(future)
 
-    def _beside(self, work: Callable[[_Bucket, int], None], bucket: _Bucket, number: int) -> None:
+    def _beside(self, work: Callable[[BucketSum, int], None], bucket: BucketSum, number: int) -> None:
         with bucket.beside():
             work(bucket, number)
 
-    def _send_addend(self, bucket: _Bucket, number: int) -> None:
+    def _send_addend(self, bucket: BucketSum, number: int) -> None:
         message, mine = self._encode(bucket, number), bucket.piece(number)
         self._send(Kind.REDUCE, bucket.group.owner(number), bucket, number, message, mine)
 
-    def _send_sum(self, bucket: _Bucket, number: int) -> None:
+    def _send_sum(self, bucket: BucketSum, number: int) -> None:
         message, own = self._encode(bucket, number), bucket.piece(number)
         if message.codec is not Codec.OFF:  # the owner must go on with the same values as the others
             own.copy_(_arriving(message, own))
         self._send_to_others(Kind.GATHER, message, bucket, number)
 
-    def _send_update(self, bucket: _Bucket, matrix: int) -> None:
+    def _send_update(self, bucket: BucketSum, matrix: int) -> None:
         assert bucket.updates is not None
         with span(Activity.REDUCE, self._step, bucket.index):
             found = [*bucket.updates.find(matrix, bucket.gradients)]
@@ -367,20 +285,20 @@ class _Reduction:
             self._send_to_others(Kind.ORTHOGONAL, encode(Codec.OFF, update), bucket, number, update)
 
     def _send_to_others(
-        self, kind: Kind, message: Encoded, bucket: _Bucket, number: int, piece: torch.Tensor | None = None
+        self, kind: Kind, message: Encoded, bucket: BucketSum, number: int, piece: torch.Tensor | None = None
     ) -> None:
         for rank, member in enumerate(bucket.members):
             if rank != bucket.rank:
                 self._send(kind, member, bucket, number, message, bucket.piece(number) if piece is None else piece)
 
     def _send(
-        self, kind: Kind, destination: str, bucket: _Bucket, number: int, message: Encoded, piece: torch.Tensor
+        self, kind: Kind, destination: str, bucket: BucketSum, number: int, message: Encoded, piece: torch.Tensor
     ) -> None:
         generation = self._placement.generation
         what = What(kind, generation, self._step, bucket.index, number, piece.numel(), piece.dtype)
         self._reducer.send(destination, what, ready(message))
 
-    def _encode(self, bucket: _Bucket, number: int) -> Encoded:
+    def _encode(self, bucket: BucketSum, number: int) -> Encoded:
         index, (start, stop), piece = bucket.index, bucket.range(number), bucket.piece(number)
         with span(Activity.ENCODE, self._step, index):
             if not bucket.sparse:

@@ -15,7 +15,7 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.audits import auditing
-from dtfm.node.training.generation_setup import Equipment
+from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.preparing import preparation
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.kept import Witnesses

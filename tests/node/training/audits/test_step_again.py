@@ -15,7 +15,8 @@ from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed, se
 from dtfm.kernels.codec import Codec
 from dtfm.node.model import loss
 from dtfm.node.training.audits.step_again import LARGEST_ERROR, misfit
-from dtfm.node.training.reduction.reducer import _Bucket, _Reduction
+from dtfm.node.training.reduction.bucket_sum import BucketSum
+from dtfm.node.training.reduction.reducer import Reduction
 from dtfm.node.training.step.outgoing import Outgoing
 from dtfm.node.training.step.progress import Progress
 from dtfm.protos.control_pb2 import Audit
@@ -218,14 +219,14 @@ def test_a_bias_of_a_twentieth_comes_out_as_such(
             hand_on(self, kind, destination, number, tensor * 1.05 if lies else tensor)
 
         def reduce(step: int, gradients: dict[int, torch.Tensor], codec: Codec, kept: Any) -> None:
-            make_final = _Reduction._make_final
+            make_final = Reduction._make_final
 
-            def more(self: _Reduction, bucket: _Bucket) -> None:
+            def more(self: Reduction, bucket: BucketSum) -> None:
                 if self._reducer is liar.reducer:
                     bucket.gradients.mul_(1.05)
                 make_final(self, bucket)
 
-            monkeypatch.setattr(_Reduction, "_make_final", more)
+            monkeypatch.setattr(Reduction, "_make_final", more)
             keep(step, gradients, codec, kept)
 
         monkeypatch.setattr(Outgoing, "hand_on", biased)
@@ -243,14 +244,14 @@ def test_what_an_owner_makes_of_the_addends_is_compared_too(
 ) -> None:
     """Also its own share of the sum, which it sends to nobody."""
     with trained(compression=compression) as nodes:
-        liar, add_up = nodes.generations["n2"], _Bucket.add_up
+        liar, add_up = nodes.generations["n2"], BucketSum.add_up
 
-        def twice(self: _Bucket, number: int, *rest: Any) -> None:
+        def twice(self: BucketSum, number: int, *rest: Any) -> None:
             add_up(self, number, *rest)
             if any(bucket.gradients is self.gradients for bucket in liar.stage.buckets.values()):
                 self.piece(number).mul_(2)
 
-        monkeypatch.setattr(_Bucket, "add_up", twice)
+        monkeypatch.setattr(BucketSum, "add_up", twice)
         step, bucket = Auditors(nodes), min(liar.stage.buckets)
         audit = step.asked("n2", bucket=bucket)
         assert audit.sums

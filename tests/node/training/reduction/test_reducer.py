@@ -22,7 +22,7 @@ from dtfm.node.host.cuda_streams import Beside
 from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces, placement_of, shards
-from dtfm.node.training.reduction import reducer as reducer_module
+from dtfm.node.training.reduction import bucket_sum, reducer as reducer_module
 from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
@@ -124,14 +124,15 @@ def test_gradients_are_touched_only_where_they_are_computed(monkeypatch: pytest.
 
         return beside
 
-    for name in ("encode", "encode_with_feedback", "decode", "is_finite"):
-        real = getattr(reducer_module, name)
+    of_reducer = ("encode", "encode_with_feedback", "decode", "is_finite")
+    for module, name in (*((reducer_module, each) for each in of_reducer), (bucket_sum, "is_finite")):
+        real = getattr(module, name)
 
         def checked(*arguments: Any, real: Callable[..., Any] = real) -> Any:
             assert inside.depth
             return real(*arguments)
 
-        monkeypatch.setattr(reducer_module, name, checked)
+        monkeypatch.setattr(module, name, checked)
     reduce_together(gradients, {0: group(*nodes)}, codec, before=computed)
     assert all(torch.equal(gradients[n][0], gradients["a"][0]) for n in nodes)
     assert gradients["a"][0].isfinite().all()
