@@ -20,7 +20,7 @@ from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.reading.messages import Message
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Pretrained, Tokenizer, load_tokenizer
+from dtfm.node.data.text.tokenizer import Pretrained, Tokenizer, load_tokenizer
 from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.anatomy import dissect
 from dtfm.node.model.causal.config import build

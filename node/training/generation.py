@@ -16,7 +16,7 @@ from dtfm.kernels.memory import give_back
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.work import WORK
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.optimizer import change_since_exchange, inner_step, outer_step, squared_norms, terms_of
+from dtfm.node.model.optimizer.optimizer import change_since_exchange, inner_step, outer_step, squared_norms, terms_of
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.stage import Stage
 from dtfm.node.training.audits.kept_work import KeptWork

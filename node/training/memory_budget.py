@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dtfm.node.model.layer_memory import LayerMemory, layer_memory
+from dtfm.node.model.cost.layer_memory import LayerMemory, layer_memory
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage

@@ -25,9 +25,9 @@ import torch
 from dtfm.coordinator.core.audits import COMPARED
 from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node import cli
-from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loss import Scored
+from dtfm.node.model.optimizer import optimizer
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
 from dtfm.node.state.images import Images

@@ -31,7 +31,7 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.load import load_model
-from dtfm.node.model.optimizer import Terms, adamw, squared_norms
+from dtfm.node.model.optimizer.optimizer import Terms, adamw, squared_norms
 from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage

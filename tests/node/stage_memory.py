@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec
-from dtfm.node.model.layer_costs import layer_costs
+from dtfm.node.model.cost.layer_costs import layer_costs
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype

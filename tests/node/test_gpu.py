@@ -14,7 +14,7 @@ import torch
 from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import Terms, adamw
+from dtfm.node.model.optimizer.optimizer import Terms, adamw
 from dtfm.protos.plan_pb2 import Run
 from tests.cluster.runs import losses_alone, run_file
 from tests.node.in_process import nodes_of

@@ -14,7 +14,7 @@ from itertools import chain, starmap
 import torch
 
 from dtfm.node.model.bucket import HOST, Bucket
-from dtfm.node.model.optimizer import Terms, adamw, squared_norms
+from dtfm.node.model.optimizer.optimizer import Terms, adamw, squared_norms
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.step.compute import compute_these
 from dtfm.protos.clipping import clip_coefficient

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode
-from dtfm.node.model.optimizer import change_since_exchange
+from dtfm.node.model.optimizer.optimizer import change_since_exchange
 from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.audits.round_again import SetAside, round_done_again
 from dtfm.node.training.codec_choice import GENTLEST_FIRST

@@ -24,16 +24,16 @@ from dtfm.node.data.load import is_text, load_data, text_sample
 from dtfm.node.data.problems import sentence_of, told_together
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.reading.sources import named
-from dtfm.node.data.storage import check_place
+from dtfm.node.data.shared.storage import check_place
 from dtfm.node.host.device import check_bf16, why_slow_in_fp32
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.other_work import OtherWork
 from dtfm.node.model.compiled_layer import can_compile
-from dtfm.node.model.layer_costs import layer_costs, layer_flops
+from dtfm.node.model.cost.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
-from dtfm.node.model.muon import check_muon
+from dtfm.node.model.optimizer.muon import check_muon
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout

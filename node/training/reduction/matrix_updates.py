@@ -1,5 +1,5 @@
 """Muon's updates of a bucket's matrices in a replica group. One member owns each matrix whole: once it has the sums of the
-gradients it finds the matrix's update, and sends it to the others (node/model/muon.py)."""
+gradients it finds the matrix's update, and sends it to the others (node/model/optimizer/muon.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.muon import orthogonalise
+from dtfm.node.model.optimizer.muon import orthogonalise
 from dtfm.node.model.placement import Placement, matrix_pieces
 from dtfm.node.training.step.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtfm.node.model import placement
-from dtfm.node.model.muon import USED, check_muon, orthogonalise
+from dtfm.node.model.optimizer.muon import USED, check_muon, orthogonalise
 from dtfm.node.model.placement import matrix_pieces
 from dtfm.node.training.reduction import matrix_updates
 from dtfm.protos.run_file.run_file import read_run_file

@@ -13,7 +13,7 @@ import torch
 from dtfm.kernels.memory import give_back
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import free_memory
-from dtfm.node.model.layer_memory import layer_memory
+from dtfm.node.model.cost.layer_memory import layer_memory
 from dtfm.node.model.model import Model
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import build_stage

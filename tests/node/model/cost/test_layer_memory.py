@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model import layer_memory as layer_memory_module
-from dtfm.node.model.layer_memory import USUALLY_KEPT, layer_memory
+from dtfm.node.model.cost import layer_memory as layer_memory_module
+from dtfm.node.model.cost.layer_memory import USUALLY_KEPT, layer_memory
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import build_stage

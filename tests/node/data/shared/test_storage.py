@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, mark
-from dtfm.node.data.storage import PIECE_BYTES, NewFile, check_place
+from dtfm.node.data.shared.storage import PIECE_BYTES, NewFile, check_place
 from dtfm.node.state.snapshot_files import read_pieces
 
 CONTENT = b"letters" * (PIECE_BYTES // 4)

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import hub_cache, hub_token, needs_leave
 from dtfm.node.data.reading.messages import Conversation, Message
-from dtfm.node.data.rendered import ChatTemplate, Rendered, Span
-from dtfm.node.data.tokenizer_files import ONLY_IF_THERE, as_its_files_say, byte_vocabulary, save_bytes, save_tokenizer
+from dtfm.node.data.text.rendered import ChatTemplate, Rendered, Span
+from dtfm.node.data.text.tokenizer_files import (
+    ONLY_IF_THERE,
+    as_its_files_say,
+    byte_vocabulary,
+    save_bytes,
+    save_tokenizer,
+)
 
 Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """The ids of a text, and of each whether a model learns to write it."""

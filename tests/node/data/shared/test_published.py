@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.node.data import load, published, tokens
+from dtfm.node.data import load, tokens
 from dtfm.node.data.dataset import Agreed, Data
 from dtfm.node.data.load import load_data
-from dtfm.node.data.published import TokenIndex, find, index_of, publish
-from dtfm.node.data.storage import write
+from dtfm.node.data.shared import published
+from dtfm.node.data.shared.published import TokenIndex, find, index_of, publish
+from dtfm.node.data.shared.storage import write
 from dtfm.protos import plan_pb2
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from dtfm.node.data import cache as cache_module, tokens
-from dtfm.node.data.cache import MOST_UNUSED
+from dtfm.node.data import tokens
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.reading import sources
+from dtfm.node.data.shared import cache as cache_module
+from dtfm.node.data.shared.cache import MOST_UNUSED
 from dtfm.protos import plan_pb2
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
@@ -27,7 +28,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from dtfm.node.data import tokens
-from tests.node.data.test_cache import load
+from tests.node.data.shared.test_cache import load
 write = tokens.write
 def counted(*args, **keywords):
     print("reads", flush=True)

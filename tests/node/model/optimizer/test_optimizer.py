@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels.adamw import Floats
-from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import CPU_CHUNK, Terms, adamw, squared_norms, terms_of
+from dtfm.node.model.optimizer import optimizer
+from dtfm.node.model.optimizer.optimizer import CPU_CHUNK, Terms, adamw, squared_norms, terms_of
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.plan_pb2 import Run

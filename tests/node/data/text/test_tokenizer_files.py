@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
-from dtfm.node.data.tokenizer import Bytes, check_vocabulary, load_tokenizer
-from dtfm.node.data.tokenizer_files import with_older_names
+from dtfm.node.data.text.tokenizer import Bytes, check_vocabulary, load_tokenizer
+from dtfm.node.data.text.tokenizer_files import with_older_names
 from tests.tokenizer import make_tokenizer
 
 TEXT = "def main() -> None:\n\treturn  'Größe 你好 🎉'\r\n"

@@ -13,7 +13,7 @@ import torch
 
 from dtfm.kernels.transfer import to_host
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.muon import muon
+from dtfm.node.model.optimizer.muon import muon
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.plan_pb2 import Run
 

@@ -24,7 +24,7 @@ from dtfm.node.data.load import load_data
 from dtfm.node.data.reading.messages import conversation_of
 from dtfm.node.data.reading.sources import Source, conversations
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.data.tokenizer import load_tokenizer
+from dtfm.node.data.text.tokenizer import load_tokenizer
 from dtfm.protos import plan_pb2
 from tests.tokenizer import TURNS, add_tokens, change_config, make_metaspace_tokenizer, make_tokenizer
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model import layer_costs as layer_costs_module
-from dtfm.node.model.layer_costs import layer_costs, layer_flops
+from dtfm.node.model.cost import layer_costs as layer_costs_module
+from dtfm.node.model.cost.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device

@@ -20,7 +20,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.reaching import open_place
-from dtfm.node.data.storage import write
+from dtfm.node.data.shared.storage import write
 
 log = logging.getLogger(__name__)
 
