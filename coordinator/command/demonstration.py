@@ -23,7 +23,7 @@ from dtfm.coordinator.command.exporting import export_checkpoint
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import mark
+from dtfm.coordinator.service.checkpoint.checkpoint_place import mark
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over

@@ -29,25 +29,18 @@ from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.checkpoint.adapter_file import (
-    ADAPTER,
-    ADAPTER_CONFIG,
     as_peft,
     checked_config,
     has_adapter,
 )
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import (
-    INDEX,
-    BucketFile,
-    CheckpointError,
-    Manifest,
-    check_layout,
-    manifest_and_digest,
-    newest as newest,
-)
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import check_layout
+from dtfm.coordinator.service.checkpoint.checkpoint_place import newest as newest
+from dtfm.coordinator.service.checkpoint.manifest import BucketFile, CheckpointError, Manifest, manifest_and_digest
 from dtfm.coordinator.view.model_card import CARD, Card, card_of
 from dtfm.protos import control_pb2 as wire, coordinator_disk
 from dtfm.protos.bucket_layout import OPTIMIZER
 from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, INDEX
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.protos.weights_fingerprint import MODEL_BYTES
 

@@ -29,7 +29,7 @@ from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, RunStarted, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.checkpoint.checkpoint_commands import CheckpointCommands
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import claim
+from dtfm.coordinator.service.checkpoint.checkpoint_place import claim
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.own_files import describe_own_files

@@ -25,7 +25,7 @@ from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.anatomy import dissect
 from dtfm.node.model.causal.config import build
 from dtfm.node.model.causal.language_model import CausalLM
-from dtfm.node.model.causal.weight_files import ADAPTER_CONFIG, CONFIG
+from dtfm.protos.published_files import ADAPTER_CONFIG, CONFIG
 
 USUAL_TEMPERATURE = 0.8
 """Of models that name none."""

@@ -27,7 +27,8 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.steps import Evaluated
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import BucketFile, CheckpointError, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.manifest import BucketFile, CheckpointError
 from dtfm.coordinator.store.store import Store
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.snapshot_files import file_header

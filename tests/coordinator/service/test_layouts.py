@@ -13,7 +13,8 @@ from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import FIRST_BYTES, CheckpointError, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import FIRST_BYTES, write_manifest
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, layout_digest
 from dtfm.protos.checkpoint_names import bucket_file

@@ -18,7 +18,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import mark
+from dtfm.coordinator.service.checkpoint.checkpoint_place import mark
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket

@@ -21,7 +21,8 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.run import Described
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model

@@ -13,7 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, mark
+from dtfm.coordinator.service.checkpoint.checkpoint_place import mark
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.node.data.shared.storage import PIECE_BYTES, NewFile, check_place
 from dtfm.node.state.snapshot_files import read_pieces
 
