@@ -16,9 +16,8 @@ from dtfm.kernels.memory import MEMORY
 from dtfm.node.host.trace import Activity, note_span
 from dtfm.node.host.work import WORK
 from dtfm.node.transport.frame_validation import Expectations, validate
-from dtfm.protos.assembly import Assembly
 from dtfm.protos.control_pb2 import StepReady
-from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
+from dtfm.protos.frame import CHUNK_BYTES, Assembly, FrameError, FrameProblem, Header, Kind, parse
 
 #: Names a tensor: source, kind, step, index, part.
 _Key = tuple[str, Kind, int, int, int]
