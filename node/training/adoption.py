@@ -24,8 +24,7 @@ from dtfm.node.training.failure import is_device_lost, plan_failed
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import free_first, set_up
 from dtfm.node.training.standing_by import StandingBy
-from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.transport.receiver import Closed, Receiver
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.plan_pb2 import Run

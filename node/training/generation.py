@@ -29,14 +29,13 @@ from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, send
 from dtfm.node.training.step import pipeline
 from dtfm.node.training.step.compute import compute_held_out, compute_step
 from dtfm.node.training.step.outgoing import Outgoing
-from dtfm.node.training.step.pipeline import NonFinite, Outcome, Topic
+from dtfm.node.training.step.pipeline import NonFinite, Outcome
 from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport.commitments import Commitments
 from dtfm.node.transport.frame_validation import Expectations, tensor_sizes
 from dtfm.node.transport.kept import Offer
-from dtfm.node.transport.receiver import Arrival, Receiver
+from dtfm.node.transport.receiver import Arrival, Closed, Inbox, Receiver, Topic, TopicQueue
 from dtfm.node.transport.sender import Sender, What
-from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.control_pb2 import Commit, Device, Peer, StepReady
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
@@ -101,7 +100,8 @@ class Generation:
         groups = (placement.exchange_groups or placement.groups).values()
         early = early_bytes(free, len({member for group in groups for member in group.members}) - 1)
         expect = Expectations(placement, self.sizes, self.codecs.exchange.sparse)
-        self.receiver = Receiver(expect, applied, self._deliver, early)
+        inbox = Inbox(self._queue, lambda step: self._reducer_of(step).queue)
+        self.receiver = Receiver(expect, applied, inbox.deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
         of_changes = inherited.bound_of_changes or ContributionBound() if is_open else None
@@ -312,16 +312,6 @@ class Generation:
         return norm
 
     # Tensors from peers and to them
-
-    def _deliver(self, arrival: Arrival) -> None:
-        header = arrival.header
-        match header.kind:
-            case Kind.ACTIVATION | Kind.GRADIENT:
-                self._queue.put(("train", header.step), arrival)
-            case Kind.EVALUATION:
-                self._queue.put(("evaluate", header.step), arrival)
-            case Kind.REDUCE | Kind.GATHER | Kind.ORTHOGONAL:
-                self._reducer_of(header.step).queue.put(header.step, arrival)
 
     def _reducer_of(self, step: int) -> Reducer:
         return self.exchanger if self.placement.rounds.exchanges(step) else self.reducer

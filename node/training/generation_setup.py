@@ -18,7 +18,7 @@ from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.generation import Generation, Inherited
 from dtfm.node.training.reduction.contribution_bound import ContributionBound
 from dtfm.node.training.step.progress import Progress
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.transport.receiver import Closed
 from dtfm.protos.control_pb2 import Assignment
 
 

@@ -28,7 +28,7 @@ from dtfm.node.training.failure import is_device_lost, step_failed
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.preparing.preparation import Preparation
 from dtfm.node.training.standing_by import StandingBy
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.transport.receiver import Closed
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.plan_pb2 import Run
 

@@ -14,10 +14,9 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.step.compute import Compute
-from dtfm.node.training.step.pipeline import Topic, TrainingStep
+from dtfm.node.training.step.pipeline import TrainingStep
 from dtfm.node.training.step.progress import Progress
-from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import TopicQueue
+from dtfm.node.transport.receiver import Arrival, Topic, TopicQueue
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.plan_pb2 import BF16, Run
 from dtfm.scheduler.model import plan as plans

@@ -19,7 +19,7 @@ from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.audits.step_again import do_again, misfit
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor, Wanted, Witnesses
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.transport.receiver import Closed
 from dtfm.protos import PEER_FRACTION
 from dtfm.protos.control_pb2 import Audit, Audited, NodeMessage
 

@@ -40,7 +40,7 @@ from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.failure import may_pass
 from dtfm.node.training.preparing.timing import Timing
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.transport.receiver import Closed
 from dtfm.protos.control_pb2 import Prepared, Preparing as Doing, Timed
 from dtfm.protos.plan_pb2 import MUON, Run
 

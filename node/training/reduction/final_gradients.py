@@ -9,8 +9,7 @@ import torch
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.model.stage import Stage
 from dtfm.node.training.reduction.reducer import Final
-from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import TopicQueue
+from dtfm.node.transport.receiver import Arrival, TopicQueue
 
 
 class FinalGradients:

@@ -37,9 +37,8 @@ from dtfm.node.training.reduction.bucket_sum import BucketSum
 from dtfm.node.training.reduction.contribution_bound import Clipped, ContributionBound
 from dtfm.node.training.reduction.matrix_updates import MatrixUpdates
 from dtfm.node.training.step.pipeline import NonFinite, is_finite
-from dtfm.node.transport.receiver import Arrival
+from dtfm.node.transport.receiver import Arrival, Closed, TopicQueue
 from dtfm.node.transport.sender import What, ready
-from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Kind
 
 #: The signature of Sender.send.

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -22,8 +21,7 @@ from dtfm.node.host.work import WORK
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.step.compute import Compute
 from dtfm.node.training.step.progress import Progress
-from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import TopicQueue
+from dtfm.node.transport.receiver import Arrival, Topic, TopicQueue
 from dtfm.protos.frame import Kind
 
 QUEUED = 1
@@ -32,9 +30,6 @@ forward pass although a gradient arrives right after."""
 
 UNREAD = 4
 """Tensors of which a GPU has not said yet whether they are finite."""
-
-#: A topic of arriving tensors: the kind of work, and the step.
-Topic = tuple[Literal["train", "evaluate"], int]
 
 #: send(kind, destination, micro-batch, tensor)
 Send = Callable[[Kind, str, int, torch.Tensor], object]

@@ -35,9 +35,8 @@ from dtfm.node.training.preparing import preparation
 from dtfm.node.training.preparing.preparation import Preparation
 from dtfm.node.training.preparing.timing import Timing
 from dtfm.node.training.trainer import Trainer
-from dtfm.node.transport.receiver import Receiver
+from dtfm.node.transport.receiver import Closed, Receiver
 from dtfm.node.transport.sender import Sender
-from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     Assignment,
     Begin,

@@ -25,9 +25,8 @@ from dtfm.node.model.placement import Group, Placement, pieces, placement_of, sh
 from dtfm.node.training.reduction import bucket_sum, reducer as reducer_module
 from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
-from dtfm.node.transport.receiver import Arrival, Receiver
+from dtfm.node.transport.receiver import Arrival, Closed, Receiver
 from dtfm.node.transport.sender import What
-from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.frame import frames
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.node.allocated import most_allocated

@@ -16,17 +16,10 @@ from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, decode, encode
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training.step.compute import Compute
-from dtfm.node.training.step.pipeline import (
-    NonFinite,
-    Outcome,
-    Topic,
-    TrainingStep,
-    evaluate,
-)
+from dtfm.node.training.step.pipeline import NonFinite, Outcome, TrainingStep, evaluate
 from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport import receiver
-from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import Closed, TopicQueue
+from dtfm.node.transport.receiver import Arrival, Closed, Topic, TopicQueue
 from dtfm.protos.frame import Header, Kind
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 

@@ -15,8 +15,7 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training import generation_setup
 from dtfm.node.training.memory_budget import LEAST_EARLY_BYTES, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.step.progress import Progress
-from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.transport.receiver import Arrival, Closed
 from dtfm.protos.control_pb2 import Assignment, Device
 from dtfm.protos.frame import Header, Kind
 from dtfm.scheduler.model.plan import Stage, from_routes
