@@ -28,9 +28,9 @@ from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import adoption, trainer
+from dtfm.node.training.adoption import set_up
 from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.generation_setup import set_up
 from dtfm.node.training.preparing import preparation
 from dtfm.node.training.preparing.preparation import Preparation
 from dtfm.node.training.preparing.timing import Timing

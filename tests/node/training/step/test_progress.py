@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from dtfm.kernels.codec import Codec, Encoded, encode
 from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.training import generation_setup
+from dtfm.node.training import adoption
 from dtfm.node.training.memory_budget import LEAST_EARLY_BYTES, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.step.progress import Progress
 from dtfm.node.transport.receiver import Arrival, Closed
@@ -134,10 +134,10 @@ def test_nothing_of_a_step_is_held_while_another_stage_is_made(monkeypatch: pyte
         assert not any(held)
         raise Closed("a newer plan")
 
-    monkeypatch.setattr(generation_setup, "acquire_stage", acquire)
+    monkeypatch.setattr(adoption, "acquire_stage", acquire)
     anything: Any = SimpleNamespace(device=None, snapshots=None, model=SimpleNamespace(frozen=None))
     earlier: Any = SimpleNamespace(stage=None, progress=progress)
     inventory: Any = SimpleNamespace(still_has=lambda *_: False)
     with pytest.raises(Closed):
-        generation_setup.set_up(anything, middle(2), Assignment(step=4), inventory, earlier, anything, anything)
+        adoption.set_up(anything, middle(2), Assignment(step=4), inventory, earlier, anything, anything)
     assert not progress.fits(middle(2))  # the newer plan may want the old stage again
