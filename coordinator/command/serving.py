@@ -81,7 +81,7 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     metrics = bind(options.metrics, "--metrics") if options.metrics else None
     if reserve:
         _check_reserve(store_url, new, options.authority)
-        from dtfm.coordinator.service.planner import compile_scheduler
+        from dtfm.coordinator.service.planning.planner import compile_scheduler
 
         asyncio.run(compile_scheduler())
         print(

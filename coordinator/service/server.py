@@ -31,7 +31,7 @@ from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, Othe
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.own_files import describe_own_files
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
-from dtfm.coordinator.service.planner_thread import PlannerThread
+from dtfm.coordinator.service.planning.planner_thread import PlannerThread
 from dtfm.coordinator.service.port.front import Front
 from dtfm.coordinator.service.port.gate import Gate
 from dtfm.coordinator.service.port.strangers import Limits

@@ -15,7 +15,7 @@ import pytest
 
 from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
-from dtfm.coordinator.service.planner import Kept, choose
+from dtfm.coordinator.service.planning.planner import Kept, choose
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY
 from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.decision import Decision
@@ -51,7 +51,7 @@ def time_that_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
         began = time.process_time()
         return lambda: (time.process_time() - began) / seconds
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner._time_used", time_used)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner._time_used", time_used)
 
 
 def test_a_plan_comes_with_a_bound() -> None:
@@ -176,7 +176,7 @@ async def test_a_dropped_question_is_told_to_stop_and_the_next_one_is_answered(
             dropped.set()
         return choose(wanted, stopped)
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner.choose", first_takes_long)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.choose", first_takes_long)
     async with serving(tmp_path) as served, served.node("a"):
         async with served.node("b"):
             assert await asyncio.to_thread(begun.wait, 30)
@@ -192,7 +192,7 @@ def test_half_of_the_cores_are_left_to_nodes_on_this_machine(monkeypatch: pytest
         asked.append(options["threads"])
         return schedule(*arguments, **options)
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner.schedule", spy)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.schedule", spy)
     for cores in (1, 16):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         choose(WANTED)
@@ -212,7 +212,7 @@ def test_the_next_search_begins_with_the_population_of_the_last(monkeypatch: pyt
         asked.append(options["population"])
         return schedule(*arguments, **options)
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner.schedule", noted)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.schedule", noted)
     kept = Kept()
     first = choose(WANTED, kept=kept)
     assert isinstance(first, PlanChosen)
@@ -234,7 +234,7 @@ def test_the_next_layout_begins_with_those_of_the_last(monkeypatch: pytest.Monke
         asked.append(options["population"])
         return lay_out(*arguments, **options)
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner.layout.lay_out", noted)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.layout.lay_out", noted)
     kept, wanted = Kept(), replace(WANTED, lengths=(30,))
     assert isinstance(choose(wanted, kept=kept), PlanChosen)
     first = kept.layouts

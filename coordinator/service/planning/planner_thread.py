@@ -13,7 +13,7 @@ from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import Planned, PlanWanted
 
 if TYPE_CHECKING:
-    from dtfm.coordinator.service.planner import Kept  # which loads the scheduler
+    from dtfm.coordinator.service.planning.planner import Kept  # which loads the scheduler
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class PlannerThread:
         hopeless = False
         await asyncio.wait([self._compiling])
         try:
-            from dtfm.coordinator.service.planner import Kept, choose
+            from dtfm.coordinator.service.planning.planner import Kept, choose
 
             self._kept = self._kept or Kept()
             loop = asyncio.get_running_loop()
@@ -57,5 +57,5 @@ class PlannerThread:
 
 async def _compile() -> None:
     """Loads the planner too. Otherwise nodes would wait a second for it before they reach the coordinator after a restart."""
-    planner = await asyncio.to_thread(import_module, "dtfm.coordinator.service.planner")
+    planner = await asyncio.to_thread(import_module, "dtfm.coordinator.service.planning.planner")
     await planner.compile_scheduler()

@@ -1,4 +1,4 @@
-"""The scheduler is compiled before the first plan is wanted: `service/planner.py`."""
+"""The scheduler is compiled before the first plan is wanted: `service/planning/planner.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.service import planner
-from dtfm.coordinator.service.planner import choose
+from dtfm.coordinator.service.planning import planner
+from dtfm.coordinator.service.planning.planner import choose
 from tests.coordinator.serving import run_in, serving
 
 
@@ -83,8 +83,8 @@ async def test_the_first_plan_waits_until_the_scheduler_is_compiled_and_nothing_
         assert compiled.is_set()
         return choose(wanted)
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner.compile_scheduler", compile_scheduler)
-    monkeypatch.setattr("dtfm.coordinator.service.planner.choose", plan)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.compile_scheduler", compile_scheduler)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.choose", plan)
     async with serving(tmp_path, run_in(tmp_path)) as served, AsyncExitStack() as stack:
         for name in "ab":
             await stack.enter_async_context(served.node(name))
@@ -108,7 +108,7 @@ async def test_a_run_that_ends_while_the_scheduler_is_compiled_does_not_wait_for
         finally:
             ended.set()
 
-    monkeypatch.setattr("dtfm.coordinator.service.planner.compile_scheduler", compile_scheduler)
+    monkeypatch.setattr("dtfm.coordinator.service.planning.planner.compile_scheduler", compile_scheduler)
     async with serving(tmp_path) as served:
         await served.until(lambda: bool(served.events))
         served.server.ask_to_stop("the test asks")
