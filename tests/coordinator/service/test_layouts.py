@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 from safetensors.numpy import load
 
-from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
+from dtfm.coordinator.command.weights.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold

@@ -14,8 +14,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from dtfm.coordinator.command import exporting
-from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint, export_merged
+from dtfm.coordinator.command.weights import exporting
+from dtfm.coordinator.command.weights.exporting import NotTheLogs, export_checkpoint, export_merged
 from dtfm.coordinator.command.weights.formats import Format
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 from safetensors.torch import load_file as load_torch_file
 
-from dtfm.coordinator.command import exporting
 from dtfm.coordinator.command.export import export
-from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
+from dtfm.coordinator.command.weights import exporting
 from dtfm.coordinator.command.weights.check import BucketCheck
+from dtfm.coordinator.command.weights.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.command.weights.formats import Format
 from dtfm.coordinator.command.weights.stored import look_at
 from dtfm.coordinator.log import events as ev

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dtfm.coordinator.command.child_processes import GIVE_UP_SECONDS, Child, Children
-from dtfm.coordinator.command.exporting import export_checkpoint
+from dtfm.coordinator.command.demonstration.child_processes import GIVE_UP_SECONDS, Child, Children
 from dtfm.coordinator.command.options import print_record
+from dtfm.coordinator.command.weights.exporting import export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint.checkpoint_place import mark

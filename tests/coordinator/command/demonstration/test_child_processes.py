@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.command import child_processes
-from dtfm.coordinator.command.child_processes import Child, Children
+from dtfm.coordinator.command.demonstration import child_processes
+from dtfm.coordinator.command.demonstration.child_processes import Child, Children
 
 
 def stand_in(folder: Path, script: str) -> str:
