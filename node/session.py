@@ -1,4 +1,4 @@
-"""A node's membership in a run: the control stream to the coordinator, and what its messages set in motion."""
+"""A node's membership in a run: the control stream to the coordinator, opened again whenever it breaks, and the goodbye."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -36,7 +36,6 @@ from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
 from dtfm.protos.identity.proof import is_let_in
 
 log = logging.getLogger(__name__)
-Argument = TypeVar("Argument")
 
 TEMPORARY = ("BUSY", "FULL")
 """Refusals that nobody has to do anything about: a node that is started again later may be let in."""

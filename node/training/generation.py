@@ -155,7 +155,7 @@ class Generation:
             reduction = self._start_reduction(step, gradients)
             outgoing = self._outgoing()
             outgoing.send_again()
-            tensors = self._queue, outgoing.hand_on, self._came
+            tensors = self._queue, outgoing.hand_on, self.commitments
             before_last_backward = partial(self._final_gradients.expect, step)
             compute = compute_step(self.loaded, self.placement, self.stage, step)
             outcome = pipeline.TrainingStep(

@@ -60,7 +60,7 @@ def measured_bytes(
         built = build_stage(model, *layers, device, run_dtype(run), computes_in=compute_dtype(run), keeping=keeping)
         assert all(bucket.moments for bucket in built.buckets.values())
         feed = _Feed(built, placement, run)
-        TrainingStep(placement, Progress(1, 1), feed.compute, feed.queue, feed.sent, lambda _: None, lambda: None).run()
+        TrainingStep(placement, Progress(1, 1), feed.compute, feed.queue, feed.sent, None, lambda: None).run()
         return built.state_bytes[1]
 
     if device.type != "cuda":

@@ -21,6 +21,7 @@ from dtfm.node.host.work import WORK
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.step.compute import Compute
 from dtfm.node.training.step.progress import Progress
+from dtfm.node.transport.commitments import Commitments
 from dtfm.node.transport.receiver import Arrival, Topic, TopicQueue
 from dtfm.protos.frame import Kind
 
@@ -70,26 +71,26 @@ class Outcome:
 class TrainingStep:
     """Forward and backward of this node's micro-batches that ``progress`` lacks. Their gradients of the mean loss over
     the global batch are added to the parameters' ``.grad``.
-
-    queue: tensors of the neighbouring stages; before one is used, ``came`` is called with it. ``send`` hands a tensor on.
-    before_last_backward: called once, or never if nothing is left to do, so that hooks can tell when each bucket's gradients
-    are final.
-    _waiting: the micro-batches that can go forward.
-    _left: the number of micro-batches whose backward pass is not done.
-    _unread: for each tensor, whether it is finite (see `is_finite`), its description, and its sender.
     """
 
     _placement: Placement
     _progress: Progress
     _compute: Compute
     _queue: TopicQueue[Topic, Arrival]
+    """Tensors of the neighbouring stages."""
     _send: Send
-    _came: Callable[[Arrival], None]
+    """Hands a tensor on."""
+    _commitments: Commitments | None
+    """Takes the digests of the tensors that are used. None: work is not audited."""
     _before_last_backward: Callable[[], None]
+    """Called once, or never if nothing is left to do, so that hooks can tell when each bucket's gradients are final."""
     _waiting: dict[int, None] = field(init=False)
+    """The micro-batches that can go forward."""
     _left: int = field(init=False)
+    """The number of micro-batches whose backward pass is not done."""
     _work: DeviceWork = field(init=False)
     _unread: deque[tuple[Callable[[], torch.Tensor], str, str]] = field(default_factory=deque)
+    """For each tensor, whether it is finite (see `is_finite`), its description, and its sender."""
     _waited: float = 0.0
 
     def __post_init__(self) -> None:
@@ -151,7 +152,8 @@ class TrainingStep:
         kind, number = arrival.header.kind, arrival.header.index
         if self._progress.has(kind, number):
             return  # in an earlier generation
-        self._came(arrival)
+        if self._commitments is not None:
+            self._commitments.came(arrival)
         if kind is Kind.ACTIVATION:
             self._progress.activations[number] = arrival
             self._waiting[number] = None

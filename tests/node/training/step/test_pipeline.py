@@ -91,7 +91,7 @@ def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
             queues.send_from(node, kind, destination, number, tensor)
 
-        neighbours = (queues.queues[node], send, lambda _: None)
+        neighbours = (queues.queues[node], send, None)
         return TrainingStep(placement, Progress(1, STEP), compute(modules[node]), *neighbours, lambda: None).run()
 
     with ThreadPoolExecutor(len(modules)) as pool:
@@ -147,7 +147,7 @@ def test_however_much_has_come_no_more_is_on_the_device_than_is_in_flight(monkey
                 queues.send_from("s2r0", Kind.GRADIENT, "s1r0", sent.pop(), rows(9))
 
     monkeypatch.setattr(receiver, "decode", decoded)
-    neighbours = (queue, send, lambda _: None)
+    neighbours = (queue, send, None)
     TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
     assert most <= limit + 1  # and the gradient that the backward pass begins with
 
@@ -195,7 +195,7 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def step(placement: Placement, progress: Progress, queue: TopicQueue[Topic, Arrival] | None = None) -> TrainingStep:
     """Of a node with one layer. What it sends goes nowhere."""
-    tensors = queue or TopicQueue(), lambda *_: None, lambda _: None
+    tensors = queue or TopicQueue(), lambda *_: None, None
     return TrainingStep(placement, progress, compute(layer(1)), *tensors, lambda: None)
 
 
