@@ -79,7 +79,7 @@ soak: $(READY)  ## The long versions of tests: a million hostile messages, ten m
 	$(MAKE) pythons
 
 # Where PyTorch is not at hand for one of them, the coordinator still has to run on it.
-NEED_TORCH := command/test_export.py command/weights command/test_run_workload.py core/plan/test_planner_input.py core/trust/test_codecs.py
+NEED_TORCH := command/weights command/test_run_workload.py core/plan/test_planner_input.py core/trust/test_codecs.py
 pythons:  ## The coordinator's tests, which need no PyTorch, on each newer Python that is here
 	@for python in python3.12 python3.13 python3.14; do \
 	  $$python -c '' 2> /dev/null || { echo "There is no $$python."; continue; }; \

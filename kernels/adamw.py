@@ -35,7 +35,7 @@ def _update(
     rate: np.floating,
 ) -> None:
     """Updates ``parameters`` and the moments ``m`` and ``v`` in place. All are 1-D, contiguous, and of the scalars' dtype,
-    float32 or float64. node/model/optimizer.py explains the names, and has the same operations for GPUs."""
+    float32 or float64. node/model/optimizer/optimizer.py explains the names, and has the same operations for GPUs."""
     for i in range(parameters.size):
         g = gradients[i] * clip
         v[i] = v[i] * keep_v + (g * g) * add_v

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.protos.control_pb2 import Hello
+from dtfm.protos.identity.access import Access, runs_it, with_permissions
 from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.identity.private_files import cache_folder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +41,22 @@ class Settings:
     allowed_data: tuple[str, ...] | None = None
     leave_on_preemption: bool = False
     snapshots: Path = field(default_factory=lambda: (cache_folder() / "snapshots").absolute())
+
+    def remember_allowed(self, access: Access, is_first: bool) -> Allowed:
+        """What the run may name here. Keeps with the membership what this machine's operator allows now; what the operator has
+        not said is as before, which is logged if ``is_first``."""
+        data, modules = self.allowed_data, self.allowed_modules
+        before = with_permissions(access)
+        now = replace(
+            before,
+            allowed_data=before.allowed_data if data is None else data,
+            allowed_modules=before.allowed_modules if modules is None else modules,
+        )
+        if now != access:
+            self.coordinator.remember(now)
+        for option, said, kept in ((ALLOW, data, now.allowed_data), (ALLOW_MODULE, modules, now.allowed_modules)):
+            if is_first and said is None and kept:
+                log.info("As before, the run may use %s (%s changes that)", ", ".join(kept), option)
+        # Who runs the coordinator has named the paths, and may use them anyway.
+        places = EVERYTHING if runs_it(access.pin) else now.allowed_data
+        return Allowed(places, now.allowed_modules)

@@ -38,6 +38,6 @@ def demo(
     the run is over. Then exports the model and prints a sample of the text it writes.
     """
     with announced("Loading the coordinator"):
-        from dtfm.coordinator.command.demonstration import demonstrate
+        from dtfm.coordinator.command.demonstration.demonstration import demonstrate
 
     raise typer.Exit(demonstrate(run, nodes, steps, dir, threads, device, json_lines, page=not no_page))

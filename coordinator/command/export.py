@@ -49,7 +49,7 @@ def export(
     folder (dtfm.db) names.
     """
     from dtfm.coordinator.command.client import NobodyAnswers
-    from dtfm.coordinator.command.exporting import (
+    from dtfm.coordinator.command.weights.exporting import (
         check_target,
         export_checkpoint,
         export_merged,

@@ -15,7 +15,8 @@ from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunResumed, RunStarted, RunStopped
 from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, mark
+from dtfm.coordinator.service.checkpoint.checkpoint_place import mark
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.local_network import announcing
 from dtfm.coordinator.service.notifying import notifying
@@ -80,7 +81,7 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     metrics = bind(options.metrics, "--metrics") if options.metrics else None
     if reserve:
         _check_reserve(store_url, new, options.authority)
-        from dtfm.coordinator.service.planner import compile_scheduler
+        from dtfm.coordinator.service.planning.planner import compile_scheduler
 
         asyncio.run(compile_scheduler())
         print(

@@ -9,7 +9,7 @@ from dtfm.protos.run_file.network_table import Network
 TENSORS = ("activations", "gradients", "reduction")
 
 AUTO = ("off", "raw16", "i8b256")
-"""With "auto" in the run file, a node chooses among these by its links (node/training/compression.py)."""
+"""With "auto" in the run file, a node chooses among these by its links (node/training/codec_choice.py)."""
 
 
 def allowed_codecs(network: Network, tensors: str) -> tuple[str, ...]:

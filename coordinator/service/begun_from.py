@@ -9,10 +9,12 @@ from typing import Any
 from fsspec.core import url_to_fs
 from pydantic import ValidationError
 
-from dtfm.coordinator.service.checkpoint.adapter_file import ADAPTER, ADAPTER_CONFIG, has_adapter
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import newest, read_manifest
+from dtfm.coordinator.service.checkpoint.adapter_file import has_adapter
+from dtfm.coordinator.service.checkpoint.checkpoint_place import newest
+from dtfm.coordinator.service.checkpoint.manifest import read_manifest
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.places import COORDINATOR
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
 from dtfm.protos.run_file.model_tables import Adapter
 from dtfm.protos.run_file.published_adapter import PublishedAdapter, published_adapter
 from dtfm.protos.run_file.run_file import RunFile, parse_run

@@ -9,18 +9,15 @@ import itertools
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.steering import changed_run
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
@@ -29,11 +26,12 @@ from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, RunStarted, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.checkpoint.checkpoint_commands import CheckpointCommands
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import claim
+from dtfm.coordinator.service.checkpoint.checkpoint_place import claim
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.own_files import describe_own_files
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
+from dtfm.coordinator.service.planning.planner_thread import PlannerThread
 from dtfm.coordinator.service.port.front import Front
 from dtfm.coordinator.service.port.gate import Gate
 from dtfm.coordinator.service.port.strangers import Limits
@@ -50,20 +48,11 @@ from dtfm.protos.identity.credentials import coordinator_credentials, issue, mak
 from dtfm.protos.identity.invitation import Invitation, new_secret, secret_digest
 from dtfm.protos.open_files import raise_limit
 
-if TYPE_CHECKING:
-    from dtfm.coordinator.service.planner import Kept  # which loads the scheduler
-
 log = logging.getLogger(__name__)
 
 
 class Deaf(RuntimeError):
     """Nobody can connect, from now on."""
-
-
-async def _compile() -> None:
-    """Loads the planner too. Otherwise nodes would wait a second for it before they reach the coordinator after a restart."""
-    planner = await asyncio.to_thread(import_module, "dtfm.coordinator.service.planner")
-    await planner.compile_scheduler()
 
 
 class Server:
@@ -86,8 +75,7 @@ class Server:
         self.log = LogWriter(store)
         self.follower = Follower(store, story, self._beats)
         self.log.on_event(self.follower.wake)
-        self._planning = ThreadPoolExecutor(1, "plan")
-        self._kept: Kept | None = None  # by the planner
+        self._planner = PlannerThread()
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[t.Granted | Refused]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,7 +140,7 @@ class Server:
         """
         work = (self._beat(), self._keep_the_lease(), self.follower.follow())
         working = {asyncio.create_task(each) for each in work}
-        self._compiling = asyncio.create_task(_compile())
+        compiling = self._planner.compile()
         try:
             if events and isinstance(events[0], RunStarted):
                 await self.log.append(events)
@@ -173,7 +161,7 @@ class Server:
                     return code
                 self.log.let_follow(True)  # an operator has given the run more steps
         finally:
-            working.add(self._compiling)
+            working.add(compiling)
             for task in working:
                 task.cancel()
             await asyncio.wait(working)
@@ -199,7 +187,7 @@ class Server:
             answer.cancel()
         await self.log.close()
         await self.follower.close()
-        self._planning.shutdown(wait=False, cancel_futures=True)
+        self._planner.close()
         self._files.thread.shutdown(wait=False, cancel_futures=True)
         self._checkpoints.close()
         await self._grpc.stop(grace=0.5)
@@ -313,21 +301,7 @@ class Server:
             asked = self.state.planner.asked
             return asked is None or asked.number != wanted.number
 
-        outcome: PlanChosen | str
-        hopeless = False
-        await asyncio.wait([self._compiling])
-        try:
-            from dtfm.coordinator.service.planner import Kept, choose
-
-            self._kept = self._kept or Kept()
-            loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self._planning, choose, wanted, dropped, self._kept)
-        except ValueError as error:
-            outcome, hopeless = str(error), True
-        except Exception as error:
-            log.exception("the planner failed")
-            outcome, hopeless = f"the planner failed ({type(error).__name__}: {error}); this is a bug in dtfm", False
-        self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
+        self._inputs.put_nowait(await self._planner.plan(wanted, dropped))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
         self._inputs.put_nowait(await self._checkpoints.write_manifest(command))

@@ -22,7 +22,8 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.run import as_it_trained
 from dtfm.coordinator.service.begun_from import begun_from
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import manifest_and_digest, newest
+from dtfm.coordinator.service.checkpoint.checkpoint_place import newest
+from dtfm.coordinator.service.checkpoint.manifest import manifest_and_digest
 from dtfm.coordinator.service.server import Deaf, Server
 from dtfm.coordinator.store.record import AnotherWriter
 from dtfm.coordinator.store.store import Store, free_name

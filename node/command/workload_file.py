@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.load import load_data, text_sample
 from dtfm.node.data.reaching import give_leave
-from dtfm.node.model.layer_costs import layer_costs
+from dtfm.node.model.cost.layer_costs import layer_costs
 from dtfm.node.model.load import load_model
 from dtfm.protos.run_file.run_file import RunFile
 

@@ -15,7 +15,6 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dtfm.node.data.published import TokenIndex, publish
 from dtfm.node.data.samples import (
     NOT_LEARNT,
     Sample,
@@ -25,7 +24,8 @@ from dtfm.node.data.samples import (
     positions_in_documents,
     training_samples,
 )
-from dtfm.node.data.tokenizer import Tokenizer, border
+from dtfm.node.data.shared.published import TokenIndex, publish
+from dtfm.node.data.text.tokenizer import Tokenizer, border
 from dtfm.protos.source_files import Files
 
 Indices = NDArray[np.int64]

@@ -14,16 +14,16 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.allowed import EVERYTHING
-from dtfm.node.data.cache import let_go
 from dtfm.node.data.chapters import Chapter, cut
 from dtfm.node.data.dataset import Agreed, Batch, Data, TensorPairs, Tokens, TokenWindows, samples_of
-from dtfm.node.data.published import TokenIndex, fetch, find, index_of
 from dtfm.node.data.reading.file_digests import files_read
 from dtfm.node.data.reading.files import files_of
 from dtfm.node.data.reading.sources import Reading, Source, held_out_of, named, sources_of, state_of
 from dtfm.node.data.samples import Sample
+from dtfm.node.data.shared.cache import let_go
+from dtfm.node.data.shared.published import TokenIndex, fetch, find, index_of
 from dtfm.node.data.streamed import StreamedWindows
-from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
+from dtfm.node.data.text.tokenizer import Tokenizer, border, load_tokenizer
 from dtfm.node.data.tokens import chapter_tokens, read_tokens, stored
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2

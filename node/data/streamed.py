@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from dtfm.node.data.chapters import Counts
 from dtfm.node.data.dataset import Agreed, Batch, Data, Indices, TokenWindows, samples_of
-from dtfm.node.data.published import TokenIndex
 from dtfm.node.data.reading.sources import Reading
 from dtfm.node.data.samples import Sample, chapter_order, held_out_count
-from dtfm.node.data.tokenizer import Tokenizer
+from dtfm.node.data.shared.published import TokenIndex
+from dtfm.node.data.text.tokenizer import Tokenizer
 from dtfm.node.host.work import WORK
 from dtfm.protos.source_files import Files
 

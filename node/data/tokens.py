@@ -15,7 +15,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.reading.files import File
 from dtfm.node.data.reading.messages import Conversation
 from dtfm.node.data.reading.sources import (
@@ -28,8 +27,9 @@ from dtfm.node.data.reading.sources import (
     documents_of,
     state_of,
 )
-from dtfm.node.data.rendered import Rendered
-from dtfm.node.data.tokenizer import Tokenizer, between_documents
+from dtfm.node.data.shared.cache import is_usable, shared
+from dtfm.node.data.text.rendered import Rendered
+from dtfm.node.data.text.tokenizer import Tokenizer, between_documents
 
 log = logging.getLogger(__name__)
 

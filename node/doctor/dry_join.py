@@ -75,7 +75,7 @@ def _allowed(entry: Entry, wish: Wish) -> Allowed:
 
 async def _look_at_run(entry: Entry, reply: EnrolReply, wish: Wish) -> list[Finding]:
     from dtfm.node.data.dataset import Agreed
-    from dtfm.node.training.preparation import check_run, description, read_run
+    from dtfm.node.training.preparing.preparation import check_run, description, read_run
 
     run, allowed = reply.training, await asyncio.to_thread(_allowed, entry, wish)
     try:

@@ -20,12 +20,12 @@ from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.reading.messages import Message
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Pretrained, Tokenizer, load_tokenizer
+from dtfm.node.data.text.tokenizer import Pretrained, Tokenizer, load_tokenizer
 from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.anatomy import dissect
 from dtfm.node.model.causal.config import build
 from dtfm.node.model.causal.language_model import CausalLM
-from dtfm.node.model.causal.weight_files import ADAPTER_CONFIG, CONFIG
+from dtfm.protos.published_files import ADAPTER_CONFIG, CONFIG
 
 USUAL_TEMPERATURE = 0.8
 """Of models that name none."""

@@ -14,7 +14,7 @@ from typing import Any
 from dtfm.node.network.addresses import interfaces
 from dtfm.protos.connection import read_address
 from dtfm.protos.identity.credentials import fetch_authority
-from dtfm.protos.identity.enrolment import Entry
+from dtfm.protos.identity.enrolment import Entry, NotAdmitted, Opened
 from dtfm.protos.identity.proof import ClockError
 from dtfm.protos.local_network.announcement import SERVICE, Announcement, Found, announced_in, is_local
 from dtfm.protos.local_network.multicast import multicast
@@ -137,6 +137,17 @@ async def follow(coordinator: Entry) -> bool:
     log.warning("The coordinator has moved to %s: it announces itself there, and has shown its key.", address)
     coordinator.has_moved(address)
     return True
+
+
+async def open_there(coordinator: Entry, lease: float, may_follow: bool) -> Opened:
+    """Opens the way to a coordinator. Before it refuses another authority it looks for the coordinator elsewhere, if it
+    ``may_follow``. Raises ConnectionError and NotAdmitted."""
+    try:
+        return await coordinator.open(lease)
+    except NotAdmitted as refused:
+        if refused.reason != "WRONG_AUTHORITY" or not may_follow or not await follow(coordinator):
+            raise
+    return await coordinator.open(lease)
 
 
 class Search:

@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 from blake3 import blake3
 
-from dtfm.node.data.storage import PIECE_BYTES, NewFile
+from dtfm.node.data.shared.storage import PIECE_BYTES, NewFile
 from dtfm.node.state.snapshot_files import file_name
 from dtfm.node.state.state_store import Donation
 from dtfm.protos.checkpoint_names import bucket_of, step_folder, step_of

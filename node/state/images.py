@@ -7,7 +7,7 @@ from threading import Lock
 from typing import BinaryIO
 from weakref import WeakSet
 
-from dtfm.node.data.storage import PIECE_BYTES
+from dtfm.node.data.shared.storage import PIECE_BYTES
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.device import free_memory
 from dtfm.node.host.work import WORK

@@ -15,7 +15,7 @@ from enum import Enum
 import torch
 
 from dtfm.kernels.memory import give_back
-from dtfm.node.data.storage import PIECE_BYTES
+from dtfm.node.data.shared.storage import PIECE_BYTES
 from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.state.images import Scratch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -23,8 +23,13 @@ from dtfm.node.state.state_store import HeldState
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.protos.control_pb2 import Assignment, Part, Peer, SnapshotSource
 
-Wait = Callable[[Coroutine[Any, Any, None]], None]
-"""Runs a coroutine on the event loop and returns when it is done."""
+Result = TypeVar("Result")
+
+
+class Wait(Protocol):
+    """Runs ``work`` on the event loop, and returns its result. Raises Closed when called off."""
+
+    def __call__(self, work: Coroutine[Any, Any, Result], /) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.reaching import open_place, withheld
-from dtfm.node.data.storage import PIECE_BYTES, write
+from dtfm.node.data.shared.storage import PIECE_BYTES, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest

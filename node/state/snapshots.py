@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.data.storage import NewFile
+from dtfm.node.data.shared.storage import NewFile
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype

@@ -21,7 +21,7 @@ import torch
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.problems import MOST_CHARACTERS
 from dtfm.node.model.bucket import UPDATES_DTYPE, Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import Terms, inner_step, outer_step, terms_of
+from dtfm.node.model.optimizer.optimizer import Terms, inner_step, outer_step, terms_of
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS

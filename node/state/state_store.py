@@ -14,7 +14,7 @@ import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.optimizer import terms_of
+from dtfm.node.model.optimizer.optimizer import terms_of
 from dtfm.node.state.images import Images
 from dtfm.node.state.update import pack
 from dtfm.protos.control_pb2 import Commit

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from dtfm.node.data.allowed import check_checkpoint
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.data.storage import NewFile, check_place
+from dtfm.node.data.shared.storage import NewFile, check_place
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk

@@ -9,9 +9,9 @@ import torch
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.network.dialling import Lost
 from dtfm.node.state.snapshot_files import SnapshotDamaged
-from dtfm.node.training.pipeline import NonFinite
+from dtfm.node.training.step.pipeline import NonFinite
 from dtfm.programs import START_AGAIN
-from dtfm.protos.control_pb2 import PlanFailed, StepProblem
+from dtfm.protos.control_pb2 import PlanFailed, StepFailed, StepProblem
 
 PASSING = frozenset({"ConnectionError", "TimeoutError", "Timeout", "TransportError", "ClientConnectionError"})
 """Names of types of errors of a network, in Python and in the libraries with which data sets, models and storage are read."""
@@ -34,6 +34,16 @@ def problem_of(error: Exception) -> StepProblem:
 def peer_of(error: Exception) -> str:
     """The lost peer, or the peer that sent the bad data; empty: none."""
     return error.source if isinstance(error, NonFinite) else error.peer if isinstance(error, Lost) else ""
+
+
+def step_failed(generation: int, step: int, error: Exception) -> StepFailed:
+    return StepFailed(
+        generation=generation,
+        step=step,
+        problem=problem_of(error),
+        peer=peer_of(error),
+        sentence=sentence_of(error),
+    )
 
 
 def plan_failed(generation: int, error: Exception) -> PlanFailed:

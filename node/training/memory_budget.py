@@ -6,10 +6,15 @@ part of the memory that the state and the micro-batches leave.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from dtfm.node.model.layer_memory import LayerMemory
+from dtfm.node.model.cost.layer_memory import LayerMemory, layer_memory
+from dtfm.node.model.placement import Placement
+from dtfm.node.model.precision import compute_dtype, run_dtype
+from dtfm.node.model.stage import Stage
 from dtfm.protos.control_pb2 import Device
+from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model.memory import Checkpointing
 
 RETRY_FRACTION = 0.5
@@ -33,6 +38,18 @@ def computing_bytes(
     if checkpointing is Checkpointing.LAYER:
         return in_flight * sum(inputs) + max(layer.kept + layer.working for layer in layers)
     return in_flight * sum(layer.kept for layer in layers) + max(layer.working for layer in layers)
+
+
+def stage_computing_bytes(run: Run, placement: Placement, stage: Stage) -> int:
+    """The same for all micro-batches that are in flight at a time in a node's ``stage``."""
+    micro_batch = run.train.micro_batch
+    memory = layer_memory(stage.model, micro_batch, compute_dtype(run), run_dtype(run))[stage.first : stage.past_last]
+    inputs = [
+        math.prod(stage.model.activation_shape(layer - 1, micro_batch)) * stage.dtype.itemsize if layer else 0
+        for layer in range(stage.first, stage.past_last)
+    ]
+    in_flight = min(placement.in_flight, len(placement.micro_batches))
+    return computing_bytes(memory, inputs, in_flight, stage.keeping.checkpointing)
 
 
 def free_bytes(on_device: int, on_host: int, hardware: Device) -> int:

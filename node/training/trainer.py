@@ -7,55 +7,36 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
-from dtfm.node.data.problems import sentence_of
-from dtfm.node.host.device import free_memory
-from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
-from dtfm.node.model.bucket import HOST, Bucket
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.placement import Placement, placement_of, read_plan
-from dtfm.node.model.precision import compute_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.digests import StateDigests
-from dtfm.node.state.recovery import Inventory, take_inventory
-from dtfm.node.state.standby_role import StandbyRole
-from dtfm.node.state.state_store import HeldState
-from dtfm.node.training.auditing import Auditing
-from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of
+from dtfm.node.training.adoption import Adoption, DeliverTo
+from dtfm.node.training.audits.auditing import Auditing
+from dtfm.node.training.equipment import Equipment
+from dtfm.node.training.failure import is_device_lost, step_failed
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.generation_setup import Equipment, free_first, set_up
-from dtfm.node.training.preparation import Preparation
-from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.topic_queue import Closed
+from dtfm.node.training.preparing.preparation import Preparation
+from dtfm.node.training.standing_by import StandingBy
+from dtfm.node.transport.receiver import Closed
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.places import COORDINATOR
 from dtfm.protos.plan_pb2 import Run
-from dtfm.scheduler.model.rounds import Rounds
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 STOP_SECONDS = 10.0
 """Most seconds to wait for the thread when the node stops."""
-
-PAUSES = (5.0, 15.0, 45.0, 120.0, 300.0)
-"""Seconds between attempts to load the run where what failed may pass."""
-
-FROZEN_EARLY = 0.5
-"""The fraction of the host's free memory for frozen weights of layers that this node may get."""
-
-DeliverTo = Callable[[Receiver | None], None]
 
 
 class Trainer:
@@ -78,22 +59,18 @@ class Trainer:
         self._report = report
         self._fail = fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._standby = StandbyRole(equipment.node, report)
-        self._standby_wanted = wire.Standby()
+        self._data = Holding()
+        self._digests = StateDigests()
+        self._standing_by = StandingBy(equipment.node, self._data, report)
+        self._adoption = Adoption(equipment, self._standing_by, self._data, self._digests, report)
         self._preparation = Preparation(equipment, loop)
         self._auditing = Auditing(equipment.kept, self._store, loop, report)
-        self._generation: Generation | None = None
-        self._earlier: Generation | None = None  # the last one, on which the next may build
         self._wanted: Run | None = None  # the one of the last welcome
         self._newest = 0  # the newest generation that the coordinator has announced
         self._adopting = 0
         self._waiting: Future[Any] | None = None  # for work on the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
-        self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._paused: tuple[int, int] | None = None  # the (generation, step) that was not begun, as of the last pause
-        self._digests = StateDigests()
-        self._stopping = threading.Event()
-        self._data = Holding()
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
 
@@ -133,11 +110,6 @@ class Trainer:
         """The tensors of the current step that have come so far."""
         generation = self._generation
         return generation.receiver.paces_so_far() if generation is not None else []
-
-    def work(self) -> wire.Heartbeat.Work:
-        """How much this node has done, and whether it waits for others."""
-        done, waits = WORK.so_far
-        return wire.Heartbeat.Work(done=done, waits=waits)
 
     def look_after_timing(self, others: float) -> None:
         """Has the device timed again if that is due and this node is idle, while other programs use this share of its machine."""
@@ -180,12 +152,8 @@ class Trainer:
             log.debug("this node cannot take part", exc_info=error)
             self._fail(error)
             return
-        problem = problem_of(error)
-        generation, step = at
-        log.error("step %d failed: %s", step, error, exc_info=error if problem == wire.StepProblem.INTERNAL else None)
-        failed = wire.StepFailed(
-            generation=generation, step=step, problem=problem, peer=peer_of(error), sentence=sentence_of(error)
-        )
+        failed = step_failed(*at, error)
+        log.error("step %d failed: %s", failed.step, error, exc_info=error if failed.problem == wire.INTERNAL else None)
         self._report(wire.NodeMessage(step_failed=failed))
 
     @property
@@ -204,41 +172,16 @@ class Trainer:
 
     async def stand_by(self, wanted: wire.Standby) -> None:
         """Starts standing by for the wanted layers. An empty range stops it."""
-        self._standby_wanted = wanted
-        if wanted.past_last_layer and (loaded := self._loaded) is not None:
-            await self._hold_data(loaded, wanted.first_layer, wanted.past_last_layer)
-            await self._hold_frozen(loaded, wanted.first_layer, wanted.past_last_layer)
-            if self._standby_wanted is not wanted:
-                return  # a later request has come since
-        loaded, generation = self._loaded, self._generation
-        if wanted.past_last_layer and loaded is not None:
-            # The last generation may still be ending here.
-            is_current = generation is not None and generation.number == self._newest
-            trained = generation.stage.buckets if generation is not None and is_current else ()
-            await self._standby.assume(loaded, wanted, trained)
-        else:
-            await self._standby.end()
+        await self._standing_by.stand_by(wanted, lambda: self._loaded, self._trained)
 
-    async def _hold_data(self, loaded: LoadedRun, first: int, past_last: int) -> None:
-        """Before this node gets these layers: it has the samples, if it will need them, while nobody waits for it."""
-        if first == 0 or past_last == len(loaded.model.layers) or loaded.data.sample.isolated:
-            try:
-                await asyncio.wrap_future(self._data.begin(loaded.data))
-            except Exception as problem:  # whatever the file system raises comes again when the plan is adopted
-                log.error("%s", problem)
-
-    async def _hold_frozen(self, loaded: LoadedRun, first: int, past_last: int) -> None:
-        """Before this node gets these layers: it has their frozen weights in the host's memory, as far as there is room."""
-        frozen, dtype = loaded.model.frozen, compute_dtype(loaded.run)
-        try:
-            await asyncio.to_thread(frozen.load, first, past_last, dtype, int(FROZEN_EARLY * free_memory(HOST)))
-        except Exception as problem:  # it is read again when the plan is adopted
-            log.error("%s", problem)
+    def _trained(self) -> Collection[int]:
+        """The buckets that this node trains under the newest plan. The generation before it may still be ending here."""
+        generation = self._generation
+        return generation.stage.buckets if generation is not None and generation.number == self._newest else ()
 
     def stop(self) -> None:
         """Calls off the present work and ends the threads."""
         self.interrupt("the node is stopping")
-        self._stopping.set()
         self._preparation.cancel()
         if self._loaded is not None:
             self._loaded.model.frozen.close()
@@ -275,11 +218,15 @@ class Trainer:
     def _loaded(self) -> LoadedRun | None:
         return self._preparation.loaded
 
+    @property
+    def _generation(self) -> Generation | None:
+        return self._adoption.generation
+
     def _prepare(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None, trained: int) -> None:
         try:
-            if self._load(run, dialler, allowed, agreed):
-                self._store.replace(HeldState())
-                self._voted, self._committed_in = None, 0
+            if self._preparation.load_when_it_can_be(run, dialler, allowed, agreed):
+                self._adoption.forget()
+                self._voted = None
             assert self._loaded is not None
             self._loaded.data.reach(trained)  # nobody is to wait for it in a step
             # Else the node has been welcomed again since, perhaps to a run that has changed.
@@ -288,19 +235,6 @@ class Trainer:
         except (ValueError, OSError) as error:
             # Also during a step: the coordinator waits for this node to be prepared.
             self._fail(error)
-
-    def _load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
-        """As Preparation.load. Trouble that may pass, as of the hub, is waited for."""
-        for pause in PAUSES:
-            try:
-                return self._preparation.load(run, dialler, allowed, agreed)
-            except Exception as error:
-                if not may_pass(error):
-                    raise
-                log.warning("%s; trying again in %.0f s", sentence_of(error), pause)
-                if self._stopping.wait(pause):
-                    raise Closed("the node is stopping") from None
-        return self._preparation.load(run, dialler, allowed, agreed)
 
     def _time_again(self) -> None:
         if self.at is None and self._commands.empty() and (timed := self._preparation.time_again()) is not None:
@@ -318,172 +252,24 @@ class Trainer:
         log.info("this node has failed before; its device passes the test, with %.0f GFLOP/s", timed.flops / 1e9)
         self._report(wire.NodeMessage(timed=timed))
 
-    # Adopting a plan
-
     def _adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         assert self._loaded is not None
-        number, train = assignment.generation, self._loaded.run.train
-        self._adopting = number
+        self._adopting = assignment.generation
         self._end_generation(assignment.last_commit)
-        if number < self._newest:
-            log.info("skipped generation %d: %d is here", number, self._newest)
+        if assignment.generation < self._newest:
+            log.info("skipped generation %d: %d is here", assignment.generation, self._newest)
             return
-        held_out = train.evaluation_samples // train.micro_batch
-        buckets = self._loaded.model.buckets
-        try:
-            layers, micro_batches = len(self._loaded.model.layers), train.global_batch // train.micro_batch
-            plan = read_plan(assignment.plan, layers, micro_batches, assignment.step)
-        except ValueError as error:
-            self._cannot_adopt(plan_failed(number, error))
-            return
-        self._drop_other_history(assignment, plan.rounds)
-        placement = placement_of(
-            plan,
-            self._equipment.node,
-            held_out,
-            buckets,
-            twice=self._loaded.run.trust.mode == Run.Trust.OPEN,
-            trained_before=assignment.trained_before,
-            is_new=0 < assignment.island_began == assignment.step,
-        )
-        try:
-            if placement is not None and placement.frees_first:
-                free_first(self._loaded, placement, assignment, self._earlier, self._equipment)
-        except OSError as error:
-            self._cannot_adopt(plan_failed(number, error))
-            return
-        inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
-        begins = placement is not None and placement.is_new  # it needs only the state that islands share
-        if inventory.is_incomplete and (begins or self._standby.is_of_all):  # copies of less are for others
-            inventory = replace(inventory, copied=self._take_copies(assignment))
-            self._hold(assignment.step, {**inventory.held, **inventory.copied})
-        if lost := inventory.lost:
-            problem = f"this node does not have the state of layers {lost} as of step {assignment.step}, as expected"
-            self._cannot_adopt(wire.PlanFailed(generation=number, problem=problem, lost=lost))
-        elif placement is None:
-            log.info("idle in generation %d: %s", number, assignment.reason)
-            self._earlier = None
-            self._keep_frozen()
-            if inventory.expected:  # it vouches for the state that others may get from it
-                self._is_ready(wire.PlanReady(generation=number), assignment.step, inventory.expected.values())
-            self._data.begin_early(self._loaded.data)  # should another node be lost, nobody is to wait for it
-            deliver_to(None)
-        else:
-            self._enter(placement, assignment, inventory, deliver_to)
+        equipment = replace(self._equipment, hardware=self.hardware)
+        self._adoption.adopt(self._loaded, equipment, assignment, deliver_to, self._await)
 
     def _end_generation(self, last_commit: wire.Commit) -> None:
         generation = self._generation
-        if generation is not None:
-            if (generation.number, self._voted) == (last_commit.generation, last_commit.step):
-                # The connection broke, or the coordinator died, before this node heard of the commit.
-                log.info("step %d was committed meanwhile", last_commit.step)
-                self._apply(generation, last_commit)
-            generation.release()
-            self._earlier = generation
-        self._generation = None
+        if generation is not None and (generation.number, self._voted) == (last_commit.generation, last_commit.step):
+            # The connection broke, or the coordinator died, before this node heard of the commit.
+            log.info("step %d was committed meanwhile", last_commit.step)
+            self._apply(last_commit)
+        self._adoption.end()
         self._forget_vote()
-
-    def _drop_other_history(self, assignment: wire.Assignment, rounds: Rounds) -> None:
-        """Drops held state as of another step, or made by another commit of the same step: its memory may be needed. What is left
-        is held for a plan with these ``rounds``."""
-        last, buckets = assignment.last_commit, self._store.held.buckets
-        committed_in = last.generation if last.step == assignment.step else 0
-        if (self._store.held.step, self._committed_in) != (assignment.step, committed_in):
-            buckets, self._earlier, self._committed_in = {}, None, committed_in
-        self._store.replace(HeldState(assignment.step, buckets, rounds))
-
-    def _hold(self, step: int, buckets: Mapping[int, Bucket]) -> None:
-        self._store.replace(HeldState(step, buckets, self._store.held.rounds))
-
-    def _take_copies(self, assignment: wire.Assignment) -> Mapping[int, Bucket]:
-        """This node's standby copies, if they are as of the assignment's step. Raises Closed."""
-        assert self._loaded is not None
-        is_known = assignment.last_commit.step == assignment.step
-        last = assignment.last_commit if is_known else wire.Commit(step=assignment.step)
-        try:
-            return self._await(self._standby.take(last, self._loaded.run.lease_seconds))
-        except Closed:
-            raise
-        except Exception:
-            log.exception("the standby's copies cannot be used")
-            return {}
-
-    def _enter(
-        self, placement: Placement, assignment: wire.Assignment, inventory: Inventory, deliver_to: DeliverTo
-    ) -> None:
-        """Sets up the generation, and reports PlanReady or PlanFailed."""
-        assert self._loaded is not None
-        first, past_last = placement.layers
-        log.info(
-            "generation %d: layers %d-%d, stage %d of %d (replicas: %d), %d micro-batches a step. %s",
-            placement.generation,
-            first,
-            past_last - 1,
-            placement.stage,
-            placement.stages,
-            len(placement.replicas),
-            len(placement.micro_batches),
-            assignment.reason,
-        )
-        equipment = replace(self._equipment, hardware=self.hardware)
-        try:
-            with span(Activity.ADOPT, assignment.step), long_part(f"setting up generation {placement.generation}"):
-                needs_data = placement.first or placement.last or self._loaded.data.sample.isolated
-                held = self._data.begin(self._loaded.data) if needs_data else None
-                if held is not None and held.done():
-                    held.result()  # without samples, no state is fetched
-                generation = set_up(
-                    self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
-                )
-                if held is not None:
-                    self._await_data(held, generation)
-        except Closed:
-            raise
-        except Exception as problem:
-            if is_device_lost(problem):
-                raise
-            self._cannot_adopt(plan_failed(placement.generation, problem))
-            return
-        itself = self._loaded.run.checkpoint.uri.startswith(COORDINATOR)  # it keeps no tokens for others
-        if placement.first and placement.replicas[0] == placement.node and not itself:
-            self._data.publish(self._loaded.data, self._loaded.run.checkpoint.uri)
-        log.info("compression: %s", generation.codecs)
-        deliver_to(generation.receiver)
-        self._generation, self._earlier = generation, None
-        self._keep_frozen(placement.layers)
-        # Until the generation begins, this node still donates what it held before, and still has it if it never does.
-        self._hold(assignment.step, {**generation.stage.buckets, **self._store.held.buckets})
-        progress, codecs = generation.progress.report(placement), generation.codecs.report
-        ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
-        self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
-
-    def _keep_frozen(self, *layers: tuple[int, int]) -> None:
-        """Lets go of frozen weights but those of these layers, and those that it may get."""
-        assert self._loaded is not None
-        wanted = self._standby_wanted
-        self._loaded.model.frozen.keep(*layers, (wanted.first_layer, wanted.past_last_layer))
-
-    def _is_ready(self, ready: wire.PlanReady, step: int, states: Collection[Bucket]) -> None:
-        self._digests.begin(step, states)
-        ready.states.extend(self._digests.of(states))
-        self._report(wire.NodeMessage(plan_ready=ready))
-
-    def _cannot_adopt(self, failed: wire.PlanFailed) -> None:
-        log.error("generation %d cannot be adopted: %s", failed.generation, failed.problem)
-        self._report(wire.NodeMessage(plan_failed=failed))
-
-    def _await_data(self, held: Future[None], generation: Generation) -> None:
-        """Returns when this node has the samples; if it cannot have them, or is called off, ``generation`` is released."""
-
-        async def have() -> None:
-            await asyncio.wrap_future(held)
-
-        try:
-            self._await(have())
-        except Exception as problem:
-            generation.close(f"this node does not have the data: {problem}")
-            generation.release()
-            raise
 
     # Training
 
@@ -492,11 +278,7 @@ class Trainer:
         if generation is None or generation.number != begin.generation:
             log.info("ignored the start of generation %d, which this node does not have", begin.generation)
             return
-        assert begin.step == self._store.held.step + 1, (begin.step, self._store.held.step)
-        generation.neighbours_have(begin.activations, begin.gradients)
-        for bucket in generation.stage.buckets.values():
-            bucket.donors = ()  # others have the same
-        self._hold(begin.step - 1, generation.stage.buckets)
+        self._adoption.begin(begin)
         self._train(generation)
 
     def _train(self, generation: Generation, by_bucket: bool = False) -> None:
@@ -524,7 +306,7 @@ class Trainer:
             log.error("step %d was committed in a generation that this node does not have; ignored", commit.step)
             return
         if self._voted == commit.step:
-            self._apply(generation, commit)
+            self._apply(commit)
         elif self._store.held.step != commit.step:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
@@ -546,12 +328,9 @@ class Trainer:
         else:
             self._train(generation, by_bucket=commit.snapshot or generation.placement.rounds.exchanges(commit.step))
 
-    def _apply(self, generation: Generation, commit: wire.Commit) -> None:
+    def _apply(self, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
-        self._committed_in = commit.generation
-        with span(Activity.APPLY, commit.step):
-            self._store.apply(commit, partial(generation.apply, commit))
-        self._digests.begin(commit.step, generation.stage.buckets.values())  # the next step's vote waits for them
+        self._adoption.apply(commit)
 
     def _links_changed(self, changed: wire.LinksChanged) -> None:
         """After a step, or before the first one."""

@@ -16,9 +16,8 @@ from dtfm.kernels.memory import MEMORY
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.commitments import commitment
 from dtfm.node.transport.frame_validation import encoded_with
-from dtfm.protos.assembly import Assembly
 from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
+from dtfm.protos.frame import Assembly, FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.identity.credentials import certified_name
 from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.streams import method

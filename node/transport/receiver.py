@@ -1,13 +1,14 @@
-"""Frames from peers become tensors: validated, assembled, delivered."""
+"""Frames from peers become tensors: validated, assembled, and queued for the threads that wait for them."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 
@@ -16,9 +17,8 @@ from dtfm.kernels.memory import MEMORY
 from dtfm.node.host.trace import Activity, note_span
 from dtfm.node.host.work import WORK
 from dtfm.node.transport.frame_validation import Expectations, validate
-from dtfm.protos.assembly import Assembly
 from dtfm.protos.control_pb2 import StepReady
-from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
+from dtfm.protos.frame import CHUNK_BYTES, Assembly, FrameError, FrameProblem, Header, Kind, parse
 
 #: Names a tensor: source, kind, step, index, part.
 _Key = tuple[str, Kind, int, int, int]
@@ -28,6 +28,12 @@ _BETWEEN_REPLICAS = frozenset({Kind.REDUCE, Kind.GATHER, Kind.ORTHOGONAL})
 
 READ_AHEAD_BYTES = 32 << 20
 """Most bytes that a connection buffers while nobody reads it. How fast these are read says nothing about the link."""
+
+#: A topic of the pipeline's tensors: the kind of work, and the step.
+Topic = tuple[Literal["train", "evaluate"], int]
+
+TopicT = TypeVar("TopicT", bound=Hashable)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,82 @@ class Arrival:
         return decode(Codec(header.codec), self.encoded, header.elements, DTYPES[header.dtype], device)
 
 
+class Closed(Exception):
+    """The queue was closed before or while a thread waited on it; the message says why."""
+
+
+class TopicQueue(Generic[TopicT, Item]):
+    """A queue per topic, between threads. Closing it wakes every waiter, so that none waits in vain.
+
+    The queue is unbounded: its items must be bounded elsewhere (frames are, by frame_validation.py).
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._queues: dict[TopicT, deque[Item]] = {}
+        self._closed: str | None = None
+
+    def put(self, topic: TopicT, item: Item) -> None:
+        with self._condition:
+            self._queues.setdefault(topic, deque()).append(item)
+            self._condition.notify_all()
+
+    def get(self, topic: TopicT) -> Item:
+        """The next item of ``topic``; waits for it. Raises Closed."""
+        with self._condition:
+            while True:
+                if self._closed is not None:
+                    raise Closed(self._closed)
+                if queue := self._queues.get(topic):
+                    return queue.popleft()
+                with WORK.waiting():
+                    self._condition.wait()
+
+    def get_nowait(self, topic: TopicT) -> Item | None:
+        """The next item of ``topic``, or None. Raises Closed."""
+        with self._condition:
+            if self._closed is not None:
+                raise Closed(self._closed)
+            queue = self._queues.get(topic)
+            return queue.popleft() if queue else None
+
+    def forget(self, topic: TopicT) -> None:
+        """Drops the topic's queue."""
+        with self._condition:
+            self._queues.pop(topic, None)
+
+    def close(self, reason: str) -> None:
+        with self._condition:
+            self._closed = self._closed or reason
+            self._condition.notify_all()
+
+
+class _Puts(Protocol):
+    def put(self, topic: int, item: Arrival, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """The queues of one generation."""
+
+    pipeline: TopicQueue[Topic, Arrival]
+    of_replicas: Callable[[int], _Puts]
+    """By step, the queue of the tensors that replicas exchange."""
+
+    def deliver(self, arrival: Arrival) -> None:
+        """Puts a tensor where its kind and its step belong."""
+        header = arrival.header
+        match header.kind:
+            case Kind.ACTIVATION | Kind.GRADIENT:
+                self.pipeline.put(("train", header.step), arrival)
+            case Kind.EVALUATION:
+                self.pipeline.put(("evaluate", header.step), arrival)
+            case Kind.REDUCE | Kind.GATHER | Kind.ORTHOGONAL:
+                self.of_replicas(header.step).put(header.step, arrival)
+
+
 class Receiver:
-    """Takes the frames of one generation and passes each whole tensor to ``deliver``, once.
+    """Takes the frames of one generation and passes each whole tensor to ``deliver`` (see Inbox), once.
 
     Holds at most what peers may send within two steps. If readers await `readable`, it holds at most ``room`` bytes of replicas'
     tensors per source, plus one tensor.

@@ -21,8 +21,8 @@ from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
 from dtfm.node.network.dialling import Dialler, Lost
+from dtfm.node.transport.receiver import Closed
 from dtfm.node.transport.send_priority import Rank, SendPriority
-from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.identity.credentials import Identity, is_half_over
 from dtfm.protos.streams import NODE_METADATA, method

@@ -1,7 +1,7 @@
 """The layers of a language model from its transformers config, without the model: one that is trained, or one that stays as it is
 beside an adapter.
 
-A node counts them on the model itself, whatever its family (node/model/layer_costs.py). The sums here agree with that:
+A node counts them on the model itself, whatever its family (node/model/cost/layer_costs.py). The sums here agree with that:
 exactly, except ``working_bytes``, which are within 1 %.
 """
 

@@ -10,7 +10,7 @@ import torch
 from google.protobuf import json_format
 
 from dtfm.node.data.allowed import Allowed, read_allowed
-from dtfm.node.training.preparation import check_run, read_run
+from dtfm.node.training.preparing.preparation import check_run, read_run
 from dtfm.protos.plan_pb2 import Run
 
 if __name__ == "__main__":

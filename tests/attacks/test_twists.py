@@ -11,8 +11,8 @@ from dtfm.protos.frame import Kind
 from tests.attacks.twisted import LIES, TWISTS
 from tests.cluster.runs import GPT2
 from tests.node.in_process import InProcess
-from tests.node.training.auditors import Auditors, errors
-from tests.node.training.test_audit import Nodes, trained
+from tests.node.training.audits.auditors import Auditors, errors
+from tests.node.training.audits.test_step_again import Nodes, trained
 
 __all__ = ["trained"]
 

@@ -25,18 +25,23 @@ import torch
 from dtfm.coordinator.core.audits import COMPARED
 from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node import cli
-from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loss import Scored
+from dtfm.node.model.optimizer import optimizer
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
 from dtfm.node.state.images import Images
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import Donation, StateStore
-from dtfm.node.training import pipeline, reduction, round_again
-from dtfm.node.training.audit import do_again
+from dtfm.node.training.audits import round_again
+from dtfm.node.training.audits.step_again import do_again
 from dtfm.node.training.generation import Generation
+from dtfm.node.training.reduction import bucket_sum, reducer
+from dtfm.node.training.reduction.bucket_sum import BucketSum
+from dtfm.node.training.reduction.reducer import Reduction
+from dtfm.node.training.step import pipeline
+from dtfm.node.training.step.outgoing import Outgoing
 from dtfm.node.transport.kept import Kept, Tensor
 from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import (
@@ -212,7 +217,8 @@ def spoiled() -> Iterator[None]:
     with (
         mock.patch.object(Stage, "loss", nan_gradients),
         mock.patch.object(pipeline, "is_finite", all_is_well),
-        mock.patch.object(reduction, "is_finite", all_is_well),
+        mock.patch.object(reducer, "is_finite", all_is_well),
+        mock.patch.object(bucket_sum, "is_finite", all_is_well),
         mock.patch.object(Generation, "_counted_norm", return_value=1.0),
     ):
         yield
@@ -224,26 +230,26 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 @contextmanager
 def adding(change: Change) -> Iterator[None]:
     """Inside, this process changes the gradients that it adds to the other replicas'."""
-    make_final = reduction._Reduction._make_final
+    make_final = Reduction._make_final
 
-    def changed(self: reduction._Reduction, bucket: reduction._Bucket) -> None:
+    def changed(self: Reduction, bucket: BucketSum) -> None:
         bucket.gradients.copy_(change(bucket.gradients))
         make_final(self, bucket)
 
-    with mock.patch.object(reduction._Reduction, "_make_final", changed):
+    with mock.patch.object(Reduction, "_make_final", changed):
         yield
 
 
 @contextmanager
 def adding_up_wrong() -> Iterator[None]:
     """Inside, this process turns the sign of the sums that it makes of all replicas' gradients."""
-    add_up = reduction._Bucket.add_up
+    add_up = BucketSum.add_up
 
-    def turned(self: reduction._Bucket, number: int, *rest: Any) -> None:
+    def turned(self: BucketSum, number: int, *rest: Any) -> None:
         add_up(self, number, *rest)
         self.piece(number).neg_()
 
-    with mock.patch.object(reduction._Bucket, "add_up", turned):
+    with mock.patch.object(BucketSum, "add_up", turned):
         yield
 
 
@@ -301,12 +307,12 @@ def renaming() -> Iterator[None]:
 @contextmanager
 def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
     """Inside, this process changes the tensors that it passes on to the next stage, or with GRADIENT to the one before."""
-    hand_on = Generation._hand_on
+    hand_on = Outgoing.hand_on
 
-    def changed(self: Generation, of: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+    def changed(self: Outgoing, of: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         hand_on(self, of, destination, number, change(tensor) if of is kind else tensor)
 
-    with mock.patch.object(Generation, "_hand_on", changed):
+    with mock.patch.object(Outgoing, "hand_on", changed):
         yield
 
 
@@ -511,7 +517,7 @@ def covering() -> Iterator[None]:
             return do_again(audit, *rest)
         return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0)
 
-    with mock.patch("dtfm.node.training.auditing.do_again", right):
+    with mock.patch("dtfm.node.training.audits.auditing.do_again", right):
         yield
 
 

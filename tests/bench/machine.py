@@ -23,7 +23,7 @@ from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import measure_flops, open_device
 from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
-from dtfm.node.model.optimizer import Terms, adamw
+from dtfm.node.model.optimizer.optimizer import Terms, adamw
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.plan_pb2 import Run
 from tests.bench.rows import Row, show

@@ -57,7 +57,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     from dtfm.node.model.placement import placement_of
     from dtfm.node.network.dialling import Dialler
     from dtfm.node.state.state_store import StateStore
-    from dtfm.node.training.reduction import Final, Reducer
+    from dtfm.node.training.reduction.reducer import Final, Reducer
     from dtfm.node.transport.frame_validation import Expectations, TensorSizes
     from dtfm.node.transport.peer_server import PeerServer
     from dtfm.node.transport.receiver import Receiver

@@ -4,9 +4,10 @@ Stages of several families, with weights that were trained for some steps, are c
 inputs by different processes. The processes differ in things that change the order of sums: threads, instruction sets (as on
 older processors), with and without oneDNN, deterministic kernels, the precision of float32 products, compiled layers.
 
-For each process, the largest relative error against the first one is printed, as audits compute it (node/training/audit.py). It
-is the error of the tensors that each stage passes on and back, of the losses, and of the pieces of a share's gradients, with
-two and with eight replicas. "2 threads" stands for a restart, the instruction sets for other kinds of processors.
+For each process, the largest relative error against the first one is printed, as audits compute it
+(node/training/audits/step_again.py). It is the error of the tensors that each stage passes on and back, of the losses, and of the
+pieces of a share's gradients, with two and with eight replicas. "2 threads" stands for a restart, the instruction sets for other
+kinds of processors.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.load import load_model
-from dtfm.node.model.optimizer import Terms, adamw, squared_norms
+from dtfm.node.model.optimizer.optimizer import Terms, adamw, squared_norms
 from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.training.audit import relative_error
+from dtfm.node.training.audits.step_again import relative_error
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file

@@ -26,9 +26,8 @@ import numpy as np
 
 from dtfm.kernels.memory import MEMORY
 from dtfm.node.host.device import keep_freed_memory
-from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import DEFAULT_LEASE, channel_options, open_channel, server_options
-from dtfm.protos.frame import Header, Kind, frames, parse
+from dtfm.protos.frame import Assembly, Header, Kind, frames, parse
 from dtfm.protos.identity.credentials import Identity, certified_name, peer_credentials, to_peer
 from dtfm.protos.streams import handlers, method
 

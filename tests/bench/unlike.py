@@ -14,8 +14,8 @@ from unittest import mock
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.node import cli
 from dtfm.node.model.placement import Placement
-from dtfm.node.training import generation
-from dtfm.node.training.compression import GENTLEST_FIRST, Codecs, choose_codecs
+from dtfm.node.training import codec_choice
+from dtfm.node.training.codec_choice import GENTLEST_FIRST, Codecs, choose_codecs
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.plan_pb2 import Run
 
@@ -47,7 +47,7 @@ def unlike(
 
 
 def main() -> None:
-    with mock.patch.object(generation, "choose_codecs", unlike):
+    with mock.patch.object(codec_choice, "choose_codecs", unlike):
         cli.main()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtfm.coordinator import cli
-from dtfm.coordinator.service import planner
+from dtfm.coordinator.service.planning import planner
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.schedule import schedule

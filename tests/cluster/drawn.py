@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtfm.coordinator import cli
-from dtfm.coordinator.service import planner
+from dtfm.coordinator.service.planning import planner
 from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import Advice
 from dtfm.scheduler.islands.partition import Partition

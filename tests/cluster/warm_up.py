@@ -7,8 +7,8 @@ import tomllib
 import torch
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.layer_costs import layer_costs
-from dtfm.node.training import preparation
+from dtfm.node.model.cost.layer_costs import layer_costs
+from dtfm.node.training.preparing import preparation
 from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler import warm_up as scheduler
 from tests.cluster.runs import GPT2, LLAMA, run_file

@@ -29,7 +29,7 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.planner import carried_on
+from dtfm.coordinator.service.planning.planner import carried_on
 from dtfm.coordinator.store.store import Record
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2

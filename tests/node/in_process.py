@@ -23,12 +23,11 @@ from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
+from dtfm.node.training.adoption import inherit
 from dtfm.node.training.generation import Generation, Inherited
-from dtfm.node.training.generation_setup import inherit
-from dtfm.node.training.pipeline import Outcome
-from dtfm.node.transport.receiver import Receiver
+from dtfm.node.training.step.pipeline import Outcome
+from dtfm.node.transport.receiver import Closed, Receiver
 from dtfm.node.transport.sender import Sender, What
-from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.control_pb2 import Commit, Device
 from dtfm.protos.frame import frames

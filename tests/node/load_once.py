@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Tokenizer
+from dtfm.node.data.text.tokenizer import Tokenizer
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import ADAMW, Run

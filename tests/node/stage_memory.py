@@ -8,15 +8,15 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec
-from dtfm.node.model.layer_costs import layer_costs
+from dtfm.node.model.cost.layer_costs import layer_costs
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.training.pipeline import Compute, Topic, TrainingStep
-from dtfm.node.training.progress import Progress
-from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import TopicQueue
+from dtfm.node.training.step.compute import Compute
+from dtfm.node.training.step.pipeline import TrainingStep
+from dtfm.node.training.step.progress import Progress
+from dtfm.node.transport.receiver import Arrival, Topic, TopicQueue
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.plan_pb2 import BF16, Run
 from dtfm.scheduler.model import plan as plans
@@ -60,7 +60,7 @@ def measured_bytes(
         built = build_stage(model, *layers, device, run_dtype(run), computes_in=compute_dtype(run), keeping=keeping)
         assert all(bucket.moments for bucket in built.buckets.values())
         feed = _Feed(built, placement, run)
-        TrainingStep(placement, Progress(1, 1), feed.compute, feed.queue, feed.sent, lambda _: None, lambda: None).run()
+        TrainingStep(placement, Progress(1, 1), feed.compute, feed.queue, feed.sent, None, lambda: None).run()
         return built.state_bytes[1]
 
     if device.type != "cuda":

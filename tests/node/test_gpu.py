@@ -14,11 +14,11 @@ import torch
 from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import Terms, adamw
+from dtfm.node.model.optimizer.optimizer import Terms, adamw
 from dtfm.protos.plan_pb2 import Run
 from tests.cluster.runs import losses_alone, run_file
 from tests.node.in_process import nodes_of
-from tests.node.training.auditors import Auditors, errors
+from tests.node.training.audits.auditors import Auditors, errors
 from tests.node.training.test_reads import READS, place_of_read
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

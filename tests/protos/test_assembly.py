@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.protos.assembly import Assembly
-from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
+from dtfm.protos.frame import CHUNK_BYTES, Assembly, FrameError, FrameProblem, Header, Kind, frames, parse
 
 PAYLOAD = bytes(range(256)) * (2 * CHUNK_BYTES // 256) + b"tail"
 HEADER = Header(Kind.REDUCE, 2, 1, 3, 7, 5, 1, len(PAYLOAD), len(PAYLOAD))

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from dtfm.node.data.storage import write
+from dtfm.node.data.shared.storage import write
 from dtfm.protos import coordinator_disk, services
 from dtfm.protos.control_pb2 import PutReply, PutRequest
 from dtfm.protos.coordinator_disk import Line

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dtfm.coordinator import cli
-from dtfm.coordinator.service import planner
+from dtfm.coordinator.service.planning import planner
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.cost.in_flight import depths

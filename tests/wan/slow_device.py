@@ -19,10 +19,10 @@ from torch import Tensor
 
 from dtfm.node import cli
 from dtfm.node.host.cuda_streams import DeviceWork
-from dtfm.node.model import layer_costs
+from dtfm.node.model.cost import layer_costs
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
-from dtfm.node.training import pipeline
+from dtfm.node.training.step import pipeline
 
 Result = TypeVar("Result")
 

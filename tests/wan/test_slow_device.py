@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dtfm.node.host.device import measure_device
-from dtfm.node.model.layer_costs import layer_flops
+from dtfm.node.model.cost.layer_costs import layer_flops
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import model_of
 from tests.wan.slow_device import SlowDevice, slowed

@@ -15,19 +15,19 @@ from typing import Any
 import fsspec
 
 from dtfm.coordinator.command.weights.stored import Stored, look_at
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import INDEX, CheckpointError
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.protos.places import COORDINATORS_DISK, PRETRAINED, is_local_name, told_by
+from dtfm.protos.published_files import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    MOST_HEADER_BYTES,
+    MOST_JSON_BYTES,
+    READERS,
+    SINGLE,
+)
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.protos.weights_fingerprint import Described, digest_of_files, digest_of_pieces, picked_pieces
-
-CONFIG = "config.json"
-GENERATION = "generation_config.json"
-SINGLE = "model.safetensors"
-MOST_HEADER_BYTES = 100 << 20
-"""As in the safetensors library."""
-MOST_JSON_BYTES = 64 << 20
-READERS = 16
-"""The number of pieces that are read at the same time: on the hub, each costs a round trip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from blake3 import blake3
 
 from dtfm.coordinator.command.weights.stored import Stored
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import BucketFile, CheckpointError, state_of_weights
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import state_of_weights
+from dtfm.coordinator.service.checkpoint.manifest import BucketFile, CheckpointError
 from dtfm.protos.bucket_layout import OPTIMIZER
 
 

@@ -18,8 +18,9 @@ from dtfm.coordinator.command.weights.base import Base
 from dtfm.coordinator.command.weights.older_names import as_before
 from dtfm.coordinator.command.weights.shards import Part
 from dtfm.coordinator.command.weights.stored import Stored, Tensor, look_at
-from dtfm.coordinator.service.checkpoint.adapter_file import ADAPTER, ADAPTER_CONFIG, PEFT
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError
+from dtfm.coordinator.service.checkpoint.adapter_file import PEFT
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
 
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 """How peft ends the names of the two matrices beside a third: [rank, columns] and [rows, rank]."""

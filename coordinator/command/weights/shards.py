@@ -13,8 +13,8 @@ from blake3 import blake3
 from dtfm.coordinator.command.weights.converting import converted
 from dtfm.coordinator.command.weights.formats import FLOATS, SIZES, Format
 from dtfm.coordinator.command.weights.stored import Cutter, Stored, Tensor
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import INDEX
 from dtfm.protos.bucket_layout import LENGTH_BYTES
+from dtfm.protos.published_files import INDEX
 
 
 @dataclass(frozen=True, slots=True)

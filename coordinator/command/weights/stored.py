@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtfm.coordinator.command.weights.formats import SIZES
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES
 
 FIRST_BYTES = 1 << 16

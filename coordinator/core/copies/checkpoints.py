@@ -25,6 +25,7 @@ from dtfm.coordinator.core.validation.files import check_moments, check_uploaded
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import BUFFERS, bucket_of, gathering_folder, step_folder
+from dtfm.protos.published_files import ADAPTER_CONFIG
 
 MOST_MODEL_FILE_BYTES = 64 << 20
 """Tokenizers have the largest files beside the buckets."""
@@ -49,9 +50,6 @@ _MODEL_FILE = re.compile(
     rf"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja|{re.escape(BUFFERS)}"
 )
 """The files that a node may write beside the buckets. None of them would be loaded by transformers in place of the buckets."""
-
-_ADAPTER_CONFIG = "adapter_config.json"
-"""Another such file, if the run trains an adapter. In any other run transformers would load the model that it names."""
 
 
 def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart]) -> None:
@@ -160,7 +158,8 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
     ):
         return 0
     if bucket is None:  # a file of the model: the sender of the first bucket writes it
-        of_adapter = file == _ADAPTER_CONFIG and state.run.adapter is not None
+        # In any other run transformers would load the model that this file names.
+        of_adapter = file == ADAPTER_CONFIG and state.run.adapter is not None
         return MOST_MODEL_FILE_BYTES if _MODEL_FILE.fullmatch(file) or of_adapter else 0
     return upload.parts[bucket].size_bytes
 

@@ -1,4 +1,4 @@
-"""Takes the timings of idle nodes that have timed their device again (node/training/timing.py)."""
+"""Takes the timings of idle nodes that have timed their device again (node/training/preparing/timing.py)."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def clean_until(state: State, node: str) -> int:
 
 def _view_of(state: State, audit: Audit, answer: wire.Audited, *, is_referee: bool) -> View:
     """The auditor's result. In bf16 an answer without addends still counts: addends of a bucket of only norms depend on the
-    number of threads (node/training/audit.py)."""
+    number of threads (node/training/audits/step_again.py)."""
     most = limits(state, audit.order)
     of_referees = REFEREE_FRACTION_OF_ROUNDS if audit.order.trained else REFEREE_FRACTION
     fraction = of_referees if is_referee else 1.0

@@ -9,10 +9,8 @@ from typing import Any
 
 from dtfm.protos.bucket_layout import LENGTH_BYTES
 from dtfm.protos.places import COORDINATOR
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
 
-ADAPTER = "adapter_model"
-"""The file's name, without its ending."""
-ADAPTER_CONFIG = "adapter_config.json"
 PEFT = "base_model.model."
 """Begins the names that peft gives to a model's tensors."""
 

@@ -10,7 +10,9 @@ from functools import partial
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, tidy, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_place import tidy
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.coordinator.service.checkpoint.unfinished import clear, publish
 from dtfm.coordinator.view.model_card import card_of
 

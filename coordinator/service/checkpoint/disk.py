@@ -13,10 +13,10 @@ import shutil
 from pathlib import Path
 
 from dtfm.coordinator.core.copies.disks import ROOM_BYTES
-from dtfm.coordinator.service.checkpoint.adapter_file import ADAPTER as ADAPTER_FILE, ADAPTER_CONFIG
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_of, gathering_of, step_of
 from dtfm.protos.places import ADAPTER, PRETRAINED
+from dtfm.protos.published_files import ADAPTER as ADAPTER_FILE, ADAPTER_CONFIG
 
 MOST_PIECE_BYTES = 1 << 20
 

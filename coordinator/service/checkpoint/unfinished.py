@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, read_manifest
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError, read_manifest
 from dtfm.protos.checkpoint_names import MANIFEST, gathering_of
 from dtfm.protos.places import is_local_url
 

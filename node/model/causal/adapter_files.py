@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from dtfm.node.model.causal.weight_files import ADAPTER_CONFIG, WeightFiles, repository_of
+from dtfm.node.model.causal.weight_files import WeightFiles, repository_of
 from dtfm.protos.places import is_local_name
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
 from dtfm.protos.run_file.published_adapter import PublishedAdapter, published_adapter
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class AdapterFiles(WeightFiles):
 
     KEY = "adapter.pretrained"
     SETTINGS = ADAPTER_CONFIG
-    WHOLE = "adapter_model.safetensors"
+    WHOLE = f"{ADAPTER}.safetensors"
 
     def check(self, adapter: Run.Adapter, trained: Mapping[str, torch.Size], base: str) -> None:
         """Raises ValueError unless this is an adapter for the model ``base``, as the run file describes it. ``trained``: by name,

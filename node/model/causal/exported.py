@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dtfm.node.model.causal.older_readers import with_older_names
-from dtfm.node.model.causal.weight_files import CONFIG, GENERATION
+from dtfm.protos.published_files import CONFIG, GENERATION
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
+from dtfm.node.data.text.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
 from dtfm.node.model.causal.config import build, configure, text_tower

@@ -21,22 +21,21 @@ import torch
 from dtfm.node.data.problems import Withheld, in_one_line
 from dtfm.node.data.reaching import hub_token, needs_leave, open_place, told
 from dtfm.protos.places import is_web
+from dtfm.protos.published_files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    GENERATION,
+    INDEX,
+    MOST_HEADER_BYTES,
+    MOST_JSON_BYTES,
+    READERS,
+    SINGLE,
+)
 from dtfm.protos.weights_fingerprint import Described, digest_of_files, digest_of_pieces, picked_pieces
 
 log = logging.getLogger(__name__)
 
-CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
-"""In a folder of peft."""
-GENERATION = "generation_config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-MOST_HEADER_BYTES = 100 << 20
-"""As in the safetensors library."""
-MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 4096
-READERS = 16
-"""The number of pieces that are read at the same time: on the hub, each costs a round trip."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -69,7 +68,7 @@ class WeightFiles:
     """The run file's key that names the folder."""
     SETTINGS = CONFIG
     WHOLE = SINGLE
-    """The file of a model that has only one."""
+    """The file of weights where there is only one."""
 
     def __init__(self, name: str) -> None:
         """Reads config.json and the files' headers.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.command.demonstration import demo_run_file, new_folder
+from dtfm.coordinator.command.demonstration.demonstration import demo_run_file, new_folder
 from dtfm.coordinator.command.invite import read_duration
 from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire

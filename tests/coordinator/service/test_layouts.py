@@ -9,11 +9,12 @@ import pytest
 from blake3 import blake3
 from safetensors.numpy import load
 
-from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
+from dtfm.coordinator.command.weights.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import FIRST_BYTES, CheckpointError, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import FIRST_BYTES, write_manifest
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, layout_digest
 from dtfm.protos.checkpoint_names import bucket_file

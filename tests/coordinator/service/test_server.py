@@ -11,7 +11,7 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import read_manifest
+from dtfm.coordinator.service.checkpoint.manifest import read_manifest
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run

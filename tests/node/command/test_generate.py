@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from dtfm.node.cli import app
-from dtfm.node.data.tokenizer_files import save_bytes
+from dtfm.node.data.text.tokenizer_files import save_bytes
 from tests.published import publish, publish_adapter
 from tests.tokenizer import TURNS, make_metaspace_tokenizer
 

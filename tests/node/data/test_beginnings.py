@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from dtfm.node.data import tokens
 from dtfm.node.data.load import load_data
 from dtfm.node.data.reading import sources
-from dtfm.node.data.tokenizer import Pretrained, load_tokenizer
+from dtfm.node.data.text.tokenizer import Pretrained, load_tokenizer
 from dtfm.node.model.generate_text import prompt_ids
 from dtfm.protos import plan_pb2
 from tests.tokenizer import change_config, make_metaspace_tokenizer, make_tokenizer

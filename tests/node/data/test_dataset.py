@@ -22,7 +22,7 @@ from dtfm.node.data.dataset import Data, entropy
 from dtfm.node.data.load import load_data
 from dtfm.node.data.reading import records, sources
 from dtfm.node.data.reading.sources import Document, Source
-from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+from dtfm.node.data.text.tokenizer import Bytes, Tokenizer, load_tokenizer
 from dtfm.protos import plan_pb2
 from tests import convnet
 from tests.convnet import SIDE

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.node.data.allowed import EVERYTHING
-from dtfm.node.data.cache import MOST_UNUSED
 from dtfm.node.data.chapters import Counts, cut
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.reading.files import File, files_of
 from dtfm.node.data.samples import chapter_order
+from dtfm.node.data.shared.cache import MOST_UNUSED
 from dtfm.node.data.streamed import StreamedWindows
 from dtfm.node.data.tokens import chapter_tokens
 from dtfm.protos import plan_pb2

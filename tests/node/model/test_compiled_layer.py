@@ -18,9 +18,10 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from dtfm.coordinator.core.trust.tolerance import PRECISIONS
-from dtfm.node.model import compiled_layer, layer_costs
+from dtfm.node.model import compiled_layer
 from dtfm.node.model.causal.slice import ISOLATING
 from dtfm.node.model.compiled_layer import can_compile
+from dtfm.node.model.cost import layer_costs
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.protos import plan_pb2

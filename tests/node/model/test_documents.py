@@ -135,7 +135,7 @@ def test_families_of_which_it_is_not_known_are_refused_by_name(family: str) -> N
 
 
 def test_what_layers_keep_is_measured_with_the_mask_of_documents() -> None:
-    from dtfm.node.model.layer_memory import layer_memory
+    from dtfm.node.model.cost.layer_memory import layer_memory
 
     spec = plan_pb2.Run.Model(family="llama", config_json=json.dumps(config_of("llama")))
     mixed = load_model(spec, Sample((LENGTH,), torch.int64, VOCABULARY))

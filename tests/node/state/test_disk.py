@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.data.storage import PIECE_BYTES
+from dtfm.node.data.shared.storage import PIECE_BYTES
 from dtfm.node.state.disk import ABANDONED_SECONDS, Disk
 from dtfm.node.state.snapshot_files import file_name
 from tests.node.state.snapshot_nodes import STEP, get, put

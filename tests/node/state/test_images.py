@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dtfm.node.data.storage import NewFile
+from dtfm.node.data.shared.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state import images
 from dtfm.node.state.images import PIECES_BYTES, Images, Scratch, no_scratch

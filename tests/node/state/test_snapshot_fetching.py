@@ -18,7 +18,7 @@ import torch
 from blake3 import blake3
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dtfm.node.data.storage import NewFile
+from dtfm.node.data.shared.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.snapshot_files import SnapshotDamaged
 from dtfm.node.state.state_store import Donation

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.storage import write
+from dtfm.node.data.shared.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.generate_text import Writer, forget
 from dtfm.node.model.model import Model

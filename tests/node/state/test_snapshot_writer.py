@@ -13,7 +13,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from dtfm.node.data.storage import NewFile
+from dtfm.node.data.shared.storage import NewFile
 from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.state import disk, images
 from dtfm.node.state.disk import Disk

@@ -15,7 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import Terms, inner_step, outer_step
+from dtfm.node.model.optimizer.optimizer import Terms, inner_step, outer_step
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies

@@ -22,7 +22,7 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 
 from dtfm.node.data.allowed import Allowed
-from dtfm.node.data.storage import NewFile
+from dtfm.node.data.shared.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state import disk, uploads
 from dtfm.node.state.disk import Disk

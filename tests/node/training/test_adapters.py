@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtfm.node.model import loss
-from dtfm.node.model.layer_memory import layer_memory
+from dtfm.node.model.cost.layer_memory import layer_memory
 from tests.cluster.plain import plain_adapter
 from tests.cluster.runs import losses_alone, run_at, run_file
 from tests.node.in_process import InProcess, nodes_of

@@ -18,7 +18,7 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.load import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
-from dtfm.node.training.progress import Progress
+from dtfm.node.training.step.progress import Progress
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState

@@ -14,7 +14,7 @@ import torch
 from dtfm.kernels.codec import KEPT, Codec
 from dtfm.node.data.load import load_data
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.optimizer import Terms
+from dtfm.node.model.optimizer.optimizer import Terms
 from dtfm.protos.plan_pb2 import CONSTANT, MUON, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dtfm.kernels import transfer
-from dtfm.node.training import pipeline
+from dtfm.node.training.step import pipeline
 from tests.cluster.runs import run_file
 from tests.node.in_process import nodes_of
 
@@ -21,7 +21,7 @@ READS = Counter(
     {
         "pipeline.py, _read": 2,
         "optimizer.py, squared_norms": 4,
-        **dict.fromkeys((f"reduction.py, {where}" for where in ("_make_final", "_finite", "_use")), 12),
+        **dict.fromkeys(("reducer.py, _make_final", "reducer.py, _use", "bucket_sum.py, _finite"), 12),
     }
 )
 """Of a step of two stages of two replicas that hold three buckets each. A node reads the losses of its micro-batches, and its

@@ -16,7 +16,7 @@ from dtfm.node.data.load import load_data
 from dtfm.node.host.cuda_streams import after, wait_until_computed
 from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.images import Images
-from dtfm.node.training import reduction
+from dtfm.node.training.reduction import reducer
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage, joined
@@ -25,7 +25,7 @@ from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import CPU, InProcess, nodes_of
 from tests.node.load_once import load_once
 from tests.node.pretended_gpu import PretendedGpus, Stream, pretended_gpus
-from tests.node.training.auditors import Auditors, errors
+from tests.node.training.audits.auditors import Auditors, errors
 
 GPUS = [torch.device("cuda", number) for number in range(4)]
 """One for each node, as each has a process of its own."""
@@ -128,7 +128,7 @@ def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("missing", "shows"),
     [
-        ("a stream waits for an event", "reduction.py"),
+        ("a stream waits for an event", "reducer.py"),
         ("the host waits for an event", "numpy in"),
         ("a reduction waits for its end", "optimizer.py"),
     ],
@@ -141,7 +141,7 @@ def test_a_wait_that_is_missing_shows(
         where, name = {
             "a stream waits for an event": (gpus.Stream, "wait_event"),
             "the host waits for an event": (gpus.Event, "synchronize"),
-            "a reduction waits for its end": (reduction, "wait_beside"),
+            "a reduction waits for its end": (reducer, "wait_beside"),
         }[missing]
         monkeypatch.setattr(where, name, lambda *_: None)
         train(GPUS, text_of("fp32", "off"))

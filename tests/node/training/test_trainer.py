@@ -18,7 +18,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import mark
+from dtfm.coordinator.service.checkpoint.checkpoint_place import mark
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
@@ -27,15 +27,16 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training import preparation, trainer
+from dtfm.node.training import adoption, trainer
+from dtfm.node.training.adoption import set_up
+from dtfm.node.training.equipment import Equipment
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.generation_setup import Equipment, set_up
-from dtfm.node.training.preparation import Preparation
-from dtfm.node.training.timing import Timing
+from dtfm.node.training.preparing import preparation
+from dtfm.node.training.preparing.preparation import Preparation
+from dtfm.node.training.preparing.timing import Timing
 from dtfm.node.training.trainer import Trainer
-from dtfm.node.transport.receiver import Receiver
+from dtfm.node.transport.receiver import Closed, Receiver
 from dtfm.node.transport.sender import Sender
-from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     Assignment,
     Begin,
@@ -234,7 +235,7 @@ async def test_a_device_that_has_failed_ends_the_node_and_no_peer_or_plan_is_sai
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(node.trainer, "_fail", lambda e: loop.call_soon_threadsafe(failed.put_nowait, e))
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_up", mock.Mock(side_effect=lost))
+        patch.setattr(adoption, "set_up", mock.Mock(side_effect=lost))
         node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
         assert await failed.get() is lost
     node.adopt(replace(even_plan(LAYERS, 1, 1, MICRO_BATCHES), generation=2))
@@ -249,7 +250,7 @@ async def test_a_device_that_has_failed_ends_the_node_and_no_peer_or_plan_is_sai
 async def test_a_run_that_cannot_be_loaded_while_a_server_hiccups_is_loaded_again(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
 ) -> None:
-    monkeypatch.setattr(trainer, "PAUSES", (0.001,))
+    monkeypatch.setattr(preparation, "PAUSES", (0.001,))
     hiccup, load, left = ValueError("data.source: hf:wiki cannot be loaded"), Preparation.load, tries - 1
     hiccup.__cause__ = ConnectionError("503")
 
@@ -304,7 +305,7 @@ async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_one
             asyncio.run_coroutine_threadsafe(replace_it(), loop).result(timeout=10)
         return set_up(*arguments)
 
-    monkeypatch.setattr(trainer, "set_up", set_up_late)
+    monkeypatch.setattr(adoption, "set_up", set_up_late)
     node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
     async with asyncio.timeout(LEASE / 2):
         assert (await node.reports.get()).plan_ready.generation == 2

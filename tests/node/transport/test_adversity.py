@@ -21,9 +21,8 @@ from dtfm.node.network.bandwidth_probe import MOST_BYTES, receive_probe
 from dtfm.node.transport.frame_validation import Expectations
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender
-from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import server_options
-from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
+from dtfm.protos.frame import CHUNK_BYTES, Assembly, FrameError, FrameProblem, Header, Kind, frames, parse
 from dtfm.protos.identity.credentials import peer_credentials
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import SERVICE, method

@@ -14,14 +14,15 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from dtfm.coordinator.command import exporting
-from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint, export_merged
+from dtfm.coordinator.command.weights import exporting
+from dtfm.coordinator.command.weights.exporting import NotTheLogs, export_checkpoint, export_merged
 from dtfm.coordinator.command.weights.formats import Format
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.run import Described
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from dtfm.coordinator.command.weights.formats import Format
 from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Cutter, Tensor, look_at, tensors_of
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 
 LOCAL = fsspec.filesystem("file")
 

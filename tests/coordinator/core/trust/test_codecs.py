@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.config.codecs import AUTO, TENSORS, allowed_codecs, codec_in_use
-from dtfm.node.training.compression import GENTLEST_FIRST
+from dtfm.node.training.codec_choice import GENTLEST_FIRST
 from dtfm.protos.run_file.network_table import Network
 
 

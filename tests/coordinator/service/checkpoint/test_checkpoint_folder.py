@@ -8,14 +8,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import (
-    CheckpointError,
-    manifest_and_digest,
-    newest,
-    read_manifest,
-    tidy,
-    write_manifest,
-)
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_place import newest, tidy
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError, manifest_and_digest, read_manifest
 from dtfm.protos.checkpoint_names import bucket_file, step_folder
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 

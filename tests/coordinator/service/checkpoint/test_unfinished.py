@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.service.checkpoint.checkpoint_folder import CheckpointError, newest, read_manifest, write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_folder import write_manifest
+from dtfm.coordinator.service.checkpoint.checkpoint_place import newest
+from dtfm.coordinator.service.checkpoint.manifest import CheckpointError, read_manifest
 from dtfm.coordinator.service.checkpoint.unfinished import clear, publish
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import gathering_folder, gathering_of, step_folder

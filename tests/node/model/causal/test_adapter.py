@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.weight_files import WeightFiles
-from dtfm.node.model.layer_costs import layer_costs
+from dtfm.node.model.cost.layer_costs import layer_costs
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import build_stage

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import Bytes, load_tokenizer
+from dtfm.node.data.text.tokenizer import Bytes, load_tokenizer
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model

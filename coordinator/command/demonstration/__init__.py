@@ -1,0 +1,1 @@
+"""The demo: a coordinator in this process, and nodes as child processes of it."""

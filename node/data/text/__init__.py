@@ -1,0 +1,1 @@
+"""Text to tokens: the tokenizer, its files, and conversations as one text."""

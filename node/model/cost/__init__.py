@@ -1,0 +1,1 @@
+"""What layers cost: time, and the memory that they keep."""

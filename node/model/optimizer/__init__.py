@@ -1,0 +1,1 @@
+"""The updates of a stage's state: AdamW, Muon, and the outer step of exchanges."""

@@ -1,0 +1,1 @@
+"""Other replicas' work repeated, and the tensors that are kept for that."""

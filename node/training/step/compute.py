@@ -1,0 +1,151 @@
+"""What a micro-batch's computing needs on this node: its samples, the stage, and how much its labels count in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, starmap
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dtfm.node.data.dataset import Batch, Indices
+from dtfm.node.data.samples import evaluation_samples
+from dtfm.node.host.cuda_streams import brought
+from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.loss import Scored
+from dtfm.node.model.placement import Placement
+from dtfm.node.model.stage import Stage
+from dtfm.node.training.step.loss_weights import LossWeights, Part, by_sample, by_token
+
+
+class Loss(Protocol):
+    """Computes the loss of a micro-batch on the last stage: see Compute."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None,
+        only: Sequence[torch.nn.Parameter] | None = None,
+        /,
+    ) -> Scored: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The pipeline's view of the model and the data. The shapes are of the stage's input and output."""
+
+    forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    """Maps the stage's input and positions to its output."""
+    loss: Loss
+    """Maps the last stage's input, labels and positions to its loss, weighted as the step needs it (see LossWeights). With
+    parameters as a fourth argument, their gradients are apart, as with ``only`` in Stage.loss."""
+    inputs: Callable[[int], torch.Tensor]
+    """Of a micro-batch, as the next two."""
+    labels: Callable[[int], torch.Tensor]
+    positions: Callable[[int], torch.Tensor | None]
+    """None unless documents are isolated."""
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    device: torch.device
+    micro_batch: int
+    """In samples."""
+
+
+def compute_step(loaded: LoadedRun, placement: Placement, stage: Stage, step: int) -> Compute:
+    """The functions that compute any micro-batch of ``step``."""
+    trained, of_step = placement.rounds.trained(step), placement.all_micro_batches
+    taken = placement.owed.taken(trained, range(of_step), of_step)
+    numbers = [*chain.from_iterable(starmap(range, taken))]
+    weights = _weights(loaded, placement, numbers, placement.places)
+    return _compute(loaded, stage, partial(_training_batch, loaded, numbers), weights)
+
+
+def compute_these(loaded: LoadedRun, placement: Placement, stage: Stage, of_step: Sequence[int]) -> Compute:
+    """The same for a step that has these micro-batches of the run, all of them of one island."""
+    weights = _weights(loaded, placement, of_step, range(len(of_step)))
+    return _compute(loaded, stage, partial(_training_batch, loaded, of_step), weights)
+
+
+def compute_held_out(loaded: LoadedRun, placement: Placement, stage: Stage) -> Compute:
+    """The functions that compute any held-out micro-batch."""
+    weights = _weights_of_held_out(loaded, placement)
+    return _compute(loaded, stage, partial(_evaluation_batch, loaded), weights)
+
+
+def _compute(loaded: LoadedRun, stage: Stage, batch: Callable[[int], Batch], weights: LossWeights) -> Compute:
+    train, shape = loaded.run.train, stage.model.activation_shape
+
+    def positions(number: int) -> torch.Tensor | None:
+        found = loaded.data.positions(batch(number)[0])
+        return None if found is None else brought(found, stage.device)
+
+    def loss(
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None,
+        only: Sequence[torch.nn.Parameter] | None = None,
+    ) -> Scored:
+        scored = stage.loss(x, labels, weights.micro_batch, positions, only, weights.label)
+        return Scored(scored.mean * weights.told, scored.weighted)
+
+    return Compute(
+        forward=stage.forward,
+        loss=loss,
+        inputs=lambda number: brought(batch(number)[0], stage.device),
+        labels=lambda number: brought(batch(number)[1], stage.device),
+        positions=positions if loaded.data.sample.isolated else lambda number: None,
+        input_shape=shape(stage.first - 1, train.micro_batch) if stage.first else (),
+        output_shape=shape(stage.past_last - 1, train.micro_batch),
+        device=stage.device,
+        micro_batch=train.micro_batch,
+    )
+
+
+def _weights(loaded: LoadedRun, placement: Placement, of_step: Sequence[int], places: range) -> LossWeights:
+    """``of_step``: the micro-batches of the run that a step has. ``places``: of them, the island's."""
+    if not _counts_tokens(loaded, placement):
+        return by_sample(len(places))
+
+    def learnt(numbers: Sequence[int]) -> Part:
+        samples = np.concatenate([_samples(loaded, number) for number in numbers])
+        return Part(len(numbers), loaded.data.training_learnt(samples))
+
+    of_island = learnt(of_step[places.start : places.stop])
+    return by_token(of_island, learnt(of_step) if len(places) < len(of_step) else of_island)
+
+
+def _weights_of_held_out(loaded: LoadedRun, placement: Placement) -> LossWeights:
+    train, data = loaded.run.train, loaded.data
+    number = train.evaluation_samples // train.micro_batch
+    if not _counts_tokens(loaded, placement):
+        return by_sample(number)
+    samples = evaluation_samples(0, micro_batch=train.evaluation_samples, count=data.evaluation_count)
+    whole = Part(number, data.evaluation_learnt(samples))
+    return by_token(whole, whole)
+
+
+def _counts_tokens(loaded: LoadedRun, placement: Placement) -> bool:
+    """Whether this node needs the numbers of learnt tokens: a node without the last layer computes no loss, and may not have the
+    samples."""
+    return loaded.run.train.loss_per_token and placement.last
+
+
+def _samples(loaded: LoadedRun, number: int) -> Indices:
+    """The training samples of a micro-batch of the run."""
+    return loaded.data.training_samples(loaded.run.seed, number, loaded.run.train.micro_batch)
+
+
+def _training_batch(loaded: LoadedRun, of_step: Sequence[int], number: int) -> Batch:
+    """``of_step``: which micro-batches of the run a step has."""
+    return loaded.data.training_batch(_samples(loaded, of_step[number]))
+
+
+def _evaluation_batch(loaded: LoadedRun, number: int) -> Batch:
+    data, train = loaded.data, loaded.run.train
+    number %= train.evaluation_samples // train.micro_batch  # strangers compute each twice: see held_out_chains
+    indices = evaluation_samples(number, micro_batch=train.micro_batch, count=data.evaluation_count)
+    return data.evaluation_batch(indices)

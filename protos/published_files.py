@@ -1,0 +1,19 @@
+"""The files of a published model or adapter: their names, as transformers and peft have them, and what is read of them."""
+
+from __future__ import annotations
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+INDEX = "model.safetensors.index.json"
+"""transformers looks here for the files of a model that has several."""
+SINGLE = "model.safetensors"
+"""The file of a model that has only one."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""In a folder of peft."""
+ADAPTER = "adapter_model"
+"""The file of an adapter, without its ending."""
+MOST_HEADER_BYTES = 100 << 20
+"""As in the safetensors library."""
+MOST_JSON_BYTES = 64 << 20
+READERS = 16
+"""The number of pieces that are read at the same time: on the hub, each costs a round trip."""
