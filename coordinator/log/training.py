@@ -14,6 +14,7 @@ from dtfm.coordinator.log.debts import Debts
 from dtfm.coordinator.log.steps import Clip, StageBounded, StepCommitted
 from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
 from dtfm.coordinator.log.work import Work
+from dtfm.protos.outer import OuterStep
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
@@ -93,6 +94,10 @@ class Training:
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
     writer: int | None = None
     """The island that writes snapshots of the state after ``step``; None: the state was read from a snapshot."""
+    outer: OuterStep | None = None
+    """How the last exchange applied its sum; None: there was none, or training has gone back."""
+    looking: tuple[int, float] | None = None
+    """The last exchange that tried outer steps, and the seconds that this took; None: none has, or training has gone back."""
     all_rounds: tuple[Rounds, ...] = (NO_ROUNDS,)
     """The rounds of all plans until now, in order, without repetitions. The last are in force."""
     debts: Debts = field(default_factory=Debts)
@@ -147,6 +152,8 @@ class Training:
             last=None,
             optimizer=None,
             clips=(),
+            outer=None,
+            looking=None,
             counts_from=self.generation + 1,
             step=step,
             work=self.work.back_to(step),

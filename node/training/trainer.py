@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from dtfm.node.training.preparation import Preparation
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.outer import MOST_OUTER_STEPS, OuterStep
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model.rounds import Rounds
@@ -497,14 +498,19 @@ class Trainer:
         for bucket in generation.stage.buckets.values():
             bucket.donors = ()  # others have the same
         self._hold(begin.step - 1, generation.stage.buckets)
-        self._train(generation)
+        self._train(generation, begin.look_at)
 
-    def _train(self, generation: Generation, by_bucket: bool = False) -> None:
-        """Computes the next step and votes on it. ``by_bucket``: the vote also has the digest of each bucket."""
+    def _train(self, generation: Generation, look_at: Sequence[wire.OuterStep], by_bucket: bool = False) -> None:
+        """Computes the next step and votes on it. ``look_at``: the outer steps that the exchange tries first. ``by_bucket``: the
+        vote also has the digest of each bucket."""
         step = self._store.held.step + 1
         self._store.retract()
         exchanges = generation.placement.rounds.exchanges(step)
         outcome, squared_norm = generation.exchange(step) if exchanges else generation.train(step)
+        if exchanges and look_at:
+            with span(Activity.EVALUATE, step), self._store.set_aside({}):
+                tried = [OuterStep(each.rate, each.momentum) for each in look_at[:MOST_OUTER_STEPS]]
+                outcome = generation.look(step, tried, outcome)
         self._store.vote(generation.number, generation.codecs.exchange if exchanges else Codec.OFF)
         self._voted = step
         log.debug(
@@ -544,7 +550,8 @@ class Trainer:
         if commit.pause:
             self._paused = self.at
         else:
-            self._train(generation, by_bucket=commit.snapshot or generation.placement.rounds.exchanges(commit.step))
+            by_bucket = commit.snapshot or generation.placement.rounds.exchanges(commit.step)
+            self._train(generation, commit.look_at, by_bucket)
 
     def _apply(self, generation: Generation, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
