@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import HOST
 from dtfm.node.model.optimizer import try_outer_step
 from dtfm.node.model.stage import Stage
@@ -28,6 +29,7 @@ def try_outer_steps(
         for place, outer in enumerate(outer_steps):
             for index, bucket in buckets.items():
                 try_outer_step(outer, bucket, bucket.gradients, stage.weights[index])
+                WORK.did()
             found += losses(place)
     finally:
         for index, bucket in buckets.items():
