@@ -121,7 +121,8 @@ class Train(Table):
         "into islands by their links. Each island trains a copy of the model on its share of the samples. After about this many "
         "steps the islands exchange what they have learnt, in a separate step that trains nothing. `steps` counts both kinds. "
         'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with each plan the planner chooses '
-        "10, 30 or 100 steps, or 0, whichever brings the present nodes to the same loss soonest. Where work is audited, moments "
+        "10, 30 or 100 steps, or 0, whichever brings the present nodes to the same loss soonest. It is 0 while the loss of a "
+        "model without published weights falls by more than 5 % in 32 steps. Where work is audited, moments "
         'begin at zero in each round. There a round has at most 100 steps, and "auto" chooses 100 or 0. "auto" is 0 if '
         "`cluster.stages` is given.",
     )

@@ -9,6 +9,8 @@ again in tests/cluster/plain.py. Each value is the held-out loss after the same 
 lost" is how many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says
 nothing about seconds. Multiply with the tokens per second that `plan` prints.
 
+``--after`` says how many steps one island trains first. The benchmark prints after which step a run would let islands begin.
+
 With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that
 joins brought its own. A step of N islands then takes as long as a step of the first run, and trains N times as many tokens. The
 benchmark prints after how many steps it had the first run's last loss.
@@ -30,8 +32,10 @@ from typing import Any
 
 import torch
 
+from dtfm.coordinator.core.plan.steep_start import fall_of
 from dtfm.coordinator.core.step.outer_steps import NO_MOMENTUM, OUTER_STEPS
 from dtfm.coordinator.log.outer import Looked
+from dtfm.coordinator.log.spikes import WINDOW
 from dtfm.node.data.load import load_data
 from dtfm.protos.outer import OuterStep
 from dtfm.protos.plan_pb2 import ADAMW, MUON, Run
@@ -87,9 +91,19 @@ def held_out(
     found: dict[int, float] = {}
     chooses = None if way.rate else by_trying(run, way, device)
     losses = losses_of_islands(run, shares, way.rounds.exchanges, found, device=device, outer=chooses)
-    for _ in itertools.islice(losses, run.train.steps):
-        pass
+    told = [*itertools.islice(losses, run.train.steps)]
+    if way.every == 1 and way.optimizer == "adamw":
+        left = steep_until(told[::2], run.train.warmup_steps // 2)
+        print(f"seed {seed}: the loss leaves its steep start after step {left}", file=sys.stderr, flush=True)
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
+
+
+def steep_until(losses: Sequence[float], warmup: int) -> int | None:
+    """The step from which on a run with these losses, one a step, may have islands. None: there is none."""
+    for step in range(len(losses)):
+        if not fall_of(losses[max(warmup, step - WINDOW) : step]).is_steep:
+            return step
+    return None
 
 
 def by_trying(run: Run, way: Way, device: torch.device) -> Outer:
