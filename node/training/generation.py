@@ -220,9 +220,9 @@ class Generation:
         compute = self._compute(lambda number: self._evaluation_batch(step + number), self._weights_of_held_out())
 
         def losses(place: int) -> tuple[float, ...]:
-            send, topic = partial(self._send_held_out, Kind.LOOK, step, place), ("look", step, place)
-            placement = self.placement
-            return pipeline.evaluate(placement, placement.looked, placement.next, topic, compute, self._queue, send)
+            placement, send = self.placement, partial(self._send_held_out, Kind.LOOK, step, place)
+            mine = placement.looked, placement.next
+            return pipeline.evaluate(placement, *mine, ("look", step, place), compute, self._queue, send)
 
         looked = try_outer_steps(self.stage, outer_steps, losses)
         return replace(exchanged, looked=looked, looking_seconds=time.monotonic() - began)
