@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.health import after_a_commit
 from dtfm.coordinator.log.outer import Looked, outer_step_of
+from dtfm.coordinator.log.spread import Spread, noise_of
 from dtfm.coordinator.log.wording import MOST_NAMED, Remark, name_first, seconds_in_words
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.outer import OuterStep
@@ -112,6 +113,8 @@ class StepCommitted:
             outer=(self.outer or outer_step_of(ledger.run)) if self.exchange else ledger.training.outer,
             looking=ledger.training.looking if self.looked is None else (self.step, self.looked.seconds),
         )
+        if plan is not None and self.exchange and self.change_norms:
+            training = training.with_spread(self._spread(plan, training.rounds.length))
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
@@ -147,6 +150,11 @@ class StepCommitted:
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
+
+    def _spread(self, plan: Plan, length: float) -> Spread:
+        norms = {int(island): norm for island, norm in self.change_norms.items()}
+        shares = {island: len(places) / plan.micro_batches for island, places in plan.places.items()}
+        return Spread(len(shares), length, noise_of(norms, self.gradient_norm, shares))
 
     def _choice(self) -> str:
         if self.looked is None:

@@ -121,6 +121,9 @@ class Workload:
     """Bytes on a link per byte that islands exchange, under the codec."""
     tries_outer_steps: bool = False
     """Exchanges try outer steps: meanwhile a node's own weights are in the host's memory."""
+    islands_cost: float = 1.0
+    """The extra tokens that several islands need in this run, as a multiple of what other runs have shown
+    (cost/exchange.py). 1: this run has shown nothing."""
     exchanged_with_all: bool = False
     """An island sends its part to all holders, rather than pieces to the nodes that sum them up."""
     checkpointing: Checkpointing | None = Checkpointing.NONE

@@ -10,6 +10,7 @@ from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import is_length_of
 from dtfm.coordinator.core.plan.drift import uncertainty
+from dtfm.coordinator.core.plan.islands_cost import islands_cost
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.plan.steep_start import steep_start
 from dtfm.coordinator.core.state.planner import Asked, Question
@@ -64,11 +65,12 @@ def ask(transition: Transition, question: Question, hasty: bool, tickets: Sequen
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
+    workload = replace(as_the_run_says(described.workload, state.run), tied=described.is_tied)
     transition.commands.append(
         PlanWanted(
             number=asked.number,
             cluster=partial(measured_cluster, ledger, nodes),
-            workload=replace(as_the_run_says(described.workload, state.run), tied=described.is_tied),
+            workload=replace(workload, islands_cost=islands_cost(state, workload)),
             incumbent=training.plan,
             stages=pinned,
             seed=state.run.seed,

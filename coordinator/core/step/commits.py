@@ -10,7 +10,7 @@ from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
 from dtfm.coordinator.core.step import outer_steps, spikes
 from dtfm.coordinator.core.step.after_commit import announce
-from dtfm.coordinator.core.step.norms import counted, of_changes
+from dtfm.coordinator.core.step.norms import counted, of_changes, of_own_changes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -65,6 +65,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
             exchange=exchanges,
             outer=outer_steps.chosen(state, phase.step, looked) if exchanges else None,
             looked=looked,
+            change_norms={str(i): norm for i, norm in of_own_changes(plan, phase.votes).items()} if exchanges else {},
         )
     )
     if clipped := _clipped(phase.votes):

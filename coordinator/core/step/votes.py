@@ -98,7 +98,7 @@ def step_overdue(transition: Transition, phase: Stepping) -> None:
 def _diverges(vote: wire.StepReady, run: RunFile) -> str:
     """Why the node's vote makes a step impossible; empty: it does not. A model of the family "module" may have any finite
     loss."""
-    if not is_finite(vote.squared_gradient_norm, vote.loss_sum, *vote.losses):
+    if not is_finite(vote.squared_gradient_norm, vote.squared_change_norm, vote.loss_sum, *vote.losses):
         return "its loss or gradient norm is NaN or infinite"
     # Where tokens count alike, a node may have few samples and most of the step's tokens.
     samples = run.train.global_batch if run.train.loss_per == "token" else max(vote.samples, 1)
