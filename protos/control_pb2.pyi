@@ -651,19 +651,29 @@ class PlanFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., snapshot_damaged: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("generation", "step", "activations", "gradients")
+    __slots__ = ("generation", "step", "activations", "gradients", "look_at")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    LOOK_AT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     activations: _containers.RepeatedScalarFieldContainer[int]
     gradients: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
+    look_at: _containers.RepeatedCompositeFieldContainer[OuterStep]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ..., look_at: _Optional[_Iterable[_Union[OuterStep, _Mapping]]] = ...) -> None: ...
+
+class OuterStep(_message.Message):
+    __slots__ = ("rate", "momentum")
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    rate: float
+    momentum: float
+    def __init__(self, rate: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states")
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states", "looked", "looking_seconds", "squared_change_norm")
     class Arrived(_message.Message):
         __slots__ = ("source", "bytes", "seconds")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -710,6 +720,9 @@ class StepReady(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_FIELD_NUMBER: _ClassVar[int]
+    LOOKING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_CHANGE_NORM_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     squared_gradient_norm: float
@@ -725,7 +738,10 @@ class StepReady(_message.Message):
     losses: _containers.RepeatedScalarFieldContainer[float]
     kept: bool
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
+    looked: _containers.RepeatedScalarFieldContainer[float]
+    looking_seconds: float
+    squared_change_norm: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., looked: _Optional[_Iterable[float]] = ..., looking_seconds: _Optional[float] = ..., squared_change_norm: _Optional[float] = ...) -> None: ...
 
 class Audit(_message.Message):
     __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "trained")
@@ -839,7 +855,7 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "learning_rate", "weight_decay", "clips", "evaluate", "snapshot", "pause", "status")
+    __slots__ = ("generation", "step", "learning_rate", "weight_decay", "clips", "outer", "evaluate", "snapshot", "pause", "status", "look_at")
     class Clip(_message.Message):
         __slots__ = ("island", "first_layer", "past_last_layer", "factor")
         ISLAND_FIELD_NUMBER: _ClassVar[int]
@@ -856,20 +872,24 @@ class Commit(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIPS_FIELD_NUMBER: _ClassVar[int]
+    OUTER_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    LOOK_AT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     learning_rate: float
     weight_decay: float
     clips: _containers.RepeatedCompositeFieldContainer[Commit.Clip]
+    outer: OuterStep
     evaluate: bool
     snapshot: bool
     pause: bool
     status: RunStatus
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clips: _Optional[_Iterable[_Union[Commit.Clip, _Mapping]]] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    look_at: _containers.RepeatedCompositeFieldContainer[OuterStep]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clips: _Optional[_Iterable[_Union[Commit.Clip, _Mapping]]] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., look_at: _Optional[_Iterable[_Union[OuterStep, _Mapping]]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")

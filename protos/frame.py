@@ -45,6 +45,9 @@ class Kind(enum.IntEnum):
     """The step's global gradient norm (float64) with which the sender has applied it. index: bucket, part: as in STATE."""
     ORTHOGONAL = 9
     """A piece of Muon's update of a matrix, sent by the matrix's owner. index: bucket, part: piece."""
+    LOOK = 10
+    """Output of a stage for held-out samples under an outer step that an exchange may choose. index: micro-batch, part: the outer
+    step's place among those."""
 
 
 class FrameProblem(enum.Enum):

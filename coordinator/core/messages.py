@@ -9,6 +9,7 @@ from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.log.events import Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2
+from dtfm.protos.outer import OuterStep
 from dtfm.scheduler.formats.plan import pack_plan
 from dtfm.scheduler.model.plan import Plan
 
@@ -26,6 +27,10 @@ def part_message(bucket: int, part: SnapshotPart, nodes: Sequence[str]) -> contr
     return control_pb2.Part(bucket=bucket, size_bytes=part.size_bytes, digest=bytes.fromhex(part.digest), nodes=nodes)
 
 
+def outer_message(outer: OuterStep) -> control_pb2.OuterStep:
+    return control_pb2.OuterStep(rate=outer.rate, momentum=outer.momentum)
+
+
 def last_commit(ledger: Ledger) -> control_pb2.Commit | None:
     """The last commit, with the values that the step was applied with; None: there is no commit, or the run has gone back."""
     last, applied = ledger.training.last, ledger.training.optimizer
@@ -34,6 +39,7 @@ def last_commit(ledger: Ledger) -> control_pb2.Commit | None:
     return control_pb2.Commit(
         generation=last.generation,
         step=last.step,
+        outer=outer_message(ledger.training.outer) if last.exchange and ledger.training.outer else None,
         learning_rate=last.learning_rate,
         weight_decay=applied.weight_decay,
         clips=(
@@ -89,9 +95,10 @@ def assignments(
 
 
 def beginnings(
-    plan: Plan, step: int, progress: Mapping[str, control_pb2.Progress]
+    plan: Plan, step: int, progress: Mapping[str, control_pb2.Progress], look_at: Sequence[OuterStep] = ()
 ) -> Iterator[tuple[tuple[str, ...], control_pb2.Begin]]:
-    """For the replicas of each stage, the beginning of ``step``, or its continuation from ``progress`` (by node)."""
+    """For the replicas of each stage, the beginning of ``step``, or its continuation from ``progress`` (by node).
+    ``look_at``: see Stepping."""
     for index, stage in enumerate(plan.stages):
         before, after = (None if beside is None else plan.stages[beside] for beside in plan.beside(index))
         yield (
@@ -101,6 +108,7 @@ def beginnings(
                 step=step,
                 activations=sorted(n for node in (after.replicas if after else ()) for n in progress[node].activations),
                 gradients=sorted(n for node in (before.replicas if before else ()) for n in progress[node].gradients),
+                look_at=map(outer_message, look_at),
             ),
         )
 

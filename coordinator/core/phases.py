@@ -10,6 +10,7 @@ from dtfm.coordinator.core.audits import Audit, Passed
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.log.events import Codecs, PlanFailed
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.outer import OuterStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Stepping:
     slow_line: tuple[str, str, float] | None = None
     """A line that has become slow in the step: source, destination, and how many times slower (plan/slow_lines.py). None: no line
     has."""
+    look_at: tuple[OuterStep, ...] = ()
+    """The outer steps that nodes were told to try; empty: none."""
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
     """By node, its vote."""
     passed: Mapping[str, Passed] = field(default_factory=dict)

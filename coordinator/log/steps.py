@@ -6,8 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.health import after_a_commit
+from dtfm.coordinator.log.outer import Looked, outer_step_of
+from dtfm.coordinator.log.spread import Spread, noise_of
 from dtfm.coordinator.log.wording import MOST_NAMED, Remark, name_first, seconds_in_words
 from dtfm.protos.clipping import clip_coefficient
+from dtfm.protos.outer import OuterStep
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -75,6 +78,12 @@ class StepCommitted:
     """By island; empty with a single island."""
     exchange: bool = False
     """Whether the islands exchanged their changes in this step."""
+    outer: OuterStep | None = None
+    """How an exchange applied the sum of the changes. Empty in other steps, and in logs of earlier versions."""
+    looked: Looked | None = None
+    """What an exchange tried before it chose ``outer``; None: it tried nothing."""
+    change_norms: dict[str, float] = field(default_factory=dict)
+    """In an exchange, by island, the norm of its own change since the last one. Empty with a single island."""
     event: Literal["step_committed"] = "step_committed"
 
     @property
@@ -101,7 +110,11 @@ class StepCommitted:
             step_seconds=seconds,
             work=ledger.training.work.with_step(self.step, self.seconds),
             writer=None,
+            outer=(self.outer or outer_step_of(ledger.run)) if self.exchange else ledger.training.outer,
+            looking=ledger.training.looking if self.looked is None else (self.step, self.looked.seconds),
         )
+        if plan is not None and self.exchange and self.change_norms:
+            training = training.with_spread(self._spread(plan, training.rounds.length))
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
@@ -130,10 +143,29 @@ class StepCommitted:
 
     def narrate(self) -> str:
         if self.exchange:
-            return f"step {self.step}: the islands have exchanged what they learnt, in {seconds_in_words(self.seconds)}"
+            exchanged = (
+                f"step {self.step}: the islands have exchanged what they learnt, in {seconds_in_words(self.seconds)}"
+            )
+            return f"{exchanged}{self._choice()}"
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
+
+    def _spread(self, plan: Plan, length: float) -> Spread:
+        norms = {int(island): norm for island, norm in self.change_norms.items()}
+        shares = {island: len(places) / plan.micro_batches for island, places in plan.places.items()}
+        return Spread(len(shares), length, noise_of(norms, self.gradient_norm, shares))
+
+    def _choice(self) -> str:
+        if self.looked is None:
+            return ""
+        gain, number = max(self.looked.gains), len(self.looked.steps)
+        than = (
+            f", {gain:.4f} below the last exchange's {self.looked.steps[0]}"
+            if gain > 0
+            else ", as in the last exchange"
+        )
+        return f"; of {number} outer steps that were tried on held-out samples, {self.outer} has the least loss{than}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dtfm.coordinator.log.debts import Debts
+from dtfm.coordinator.log.spread import REMEMBERED, Spread
 from dtfm.coordinator.log.steps import Clip, StageBounded, StepCommitted
 from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
 from dtfm.coordinator.log.work import Work
+from dtfm.protos.outer import OuterStep
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
@@ -93,6 +95,12 @@ class Training:
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
     writer: int | None = None
     """The island that writes snapshots of the state after ``step``; None: the state was read from a snapshot."""
+    outer: OuterStep | None = None
+    """How the last exchange applied its sum; None: there was none, or training has gone back."""
+    spreads: tuple[Spread, ...] = ()
+    """Of the last exchanges between several islands; empty after going back."""
+    looking: tuple[int, float] | None = None
+    """The last exchange that tried outer steps, and the seconds that this took; None: none has, or training has gone back."""
     all_rounds: tuple[Rounds, ...] = (NO_ROUNDS,)
     """The rounds of all plans until now, in order, without repetitions. The last are in force."""
     debts: Debts = field(default_factory=Debts)
@@ -111,6 +119,9 @@ class Training:
         """The plan. There must be one."""
         assert self.plan is not None
         return self.plan
+
+    def with_spread(self, spread: Spread) -> Training:
+        return replace(self, spreads=(*self.spreads, spread)[-REMEMBERED:])
 
     def without_holders(self, nodes: Collection[str], layers: Collection[int] | None = None) -> Training:
         """Without the state that these nodes had in memory, of all layers or of some."""
@@ -147,6 +158,9 @@ class Training:
             last=None,
             optimizer=None,
             clips=(),
+            outer=None,
+            spreads=(),
+            looking=None,
             counts_from=self.generation + 1,
             step=step,
             work=self.work.back_to(step),

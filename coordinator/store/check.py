@@ -121,6 +121,8 @@ class Checking:
             self._find(
                 at, f"step {event.step} is {'an' if event.exchange else 'no'} exchange, against the plan's rounds"
             )
+        if event.looked is not None and event.outer != event.looked.best:
+            self._find(at, f"step {event.step} applied {event.outer}, but {event.looked.best} had the least loss")
         if event.samples != (due := 0 if exchanges else self._batch):
             self._find(at, f"step {event.step} counts {event.samples} samples, the run says {due}")
         if not (math.isfinite(event.loss) and math.isfinite(event.gradient_norm)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from dtfm.kernels.layout import Codec
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.scheduler.formats.plan import unpack_plan
-from dtfm.scheduler.model.chains import chains, held_out_chains
+from dtfm.scheduler.model.chains import chains, held_out_chains, looked_at
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
 from dtfm.scheduler.model.plan import Plan, check
@@ -170,6 +170,8 @@ class Placement:
     owed: Owed = NOTHING_OWED
     places: range = range(0)
     """The micro-batches of a step that the island computes."""
+    looked: tuple[int, ...] = ()
+    """Of this node's micro-batches, those along whose chains held-out samples go when outer steps are tried."""
     all_micro_batches: int = 0
     """The micro-batches of a step."""
     island: int = 0
@@ -256,6 +258,7 @@ def placement_of(
         rounds=plan.rounds,
         owed=plan.owed,
         places=plan.places[number],
+        looked=tuple(each for each in looked_at(plan)[number] if each in mine),
         all_micro_batches=len(training),
         island=number,
         trained_before=trained_before,

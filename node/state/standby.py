@@ -253,7 +253,7 @@ class StandbyCopies:
         def update() -> None:
             bucket, train = copy.bucket, self._run.train
             if self._shared:
-                outer_step(train, bucket, gradients)
+                outer_step(terms.outer, bucket, gradients)
             elif len(gradients):
                 trained = self._rounds.trained(step) - self._trained_before
                 inner_step(train, trained, terms, bucket, gradients, updates)

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
-TERMS = struct.Struct("<ddd")
+TERMS = struct.Struct("<5d")
 """The payload of a COMMITTED frame: the numbers of `Terms`, in order."""
 
 MAX_BEHIND = 8
@@ -294,7 +294,7 @@ class StateStore:
 
     def _committed(self, commit: Commit, bucket: int) -> Tensor:
         terms = terms_of(commit, self._held.buckets[bucket].spec)
-        packed = TERMS.pack(terms.clip, terms.learning_rate, terms.weight_decay)
+        packed = TERMS.pack(*astuple(terms))
         return _header(Kind.COMMITTED, 0, commit.step, bucket, commit.step, len(packed)), memoryview(packed)
 
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:

@@ -60,7 +60,7 @@ class Codecs:
 
     def of(self, kind: Kind, destination: str) -> Codec:
         match kind:
-            case Kind.ACTIVATION | Kind.EVALUATION:
+            case Kind.ACTIVATION | Kind.EVALUATION | Kind.LOOK:
                 return self.activations[destination]
             case Kind.GRADIENT:
                 return self.gradients[destination]

@@ -21,6 +21,7 @@ from dtfm.node.model.placement import Placement
 from dtfm.node.model.stage import Stage
 from dtfm.node.training.audits.kept_work import KeptWork
 from dtfm.node.training.codec_choice import Codecs, codecs_of_stage
+from dtfm.node.training.looking import try_outer_steps
 from dtfm.node.training.memory_budget import early_bytes, free_bytes, is_short, retry_bytes, stage_computing_bytes
 from dtfm.node.training.reduction.contribution_bound import ContributionBound
 from dtfm.node.training.reduction.final_gradients import FinalGradients
@@ -38,6 +39,7 @@ from dtfm.node.transport.receiver import Arrival, Closed, Inbox, Receiver, Topic
 from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import Commit, Device, Peer, StepReady
 from dtfm.protos.frame import Kind
+from dtfm.protos.outer import MOST_OUTER_STEPS, OuterStep
 from dtfm.protos.plan_pb2 import Run
 
 
@@ -84,6 +86,8 @@ class Generation:
         on_device, on_host = stage.state_bytes
         if placement.rounds.count and loaded.run.network.exchange == "topk":  # the elements left out, of two exchanges
             on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
+        if placement.rounds.count and not loaded.run.train.outer_rate:  # the own parameters, while others are tried
+            on_host += sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
         if self._audited and placement.rounds.count:  # _sent_changes
             codec = codec_named(loaded.run.network.exchange)
             on_host += sum(encoded_bytes(codec, b.spec.size, b.parameters.dtype) for b in stage.buckets.values())
@@ -183,9 +187,12 @@ class Generation:
         """
         began, gradients, codec = time.monotonic(), self._gradients(), self.codecs.exchange
         self.commitments = Commitments() if self._audited else None
+        own = 0.0
         for index, change in gradients.items():
             factor = self.placement.share_in_exchange(index, codec)
             change_since_exchange(self.stage.buckets[index], factor, change)
+            if self.placement.node in self.placement.groups[index].counted_by:
+                own += squared_norms([change])[0] / factor**2
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
         reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)
         try:
@@ -196,8 +203,21 @@ class Generation:
             raise
         finally:
             del reduction  # see train
-        outcome = Outcome(0.0, 0, 0.0, time.monotonic() - began)
+        outcome = Outcome(0.0, 0, 0.0, time.monotonic() - began, squared_change_norm=own)
         return outcome, self._counted_norm(gradients)
+
+    def look(self, step: int, outer_steps: Sequence[OuterStep], exchanged: Outcome) -> Outcome:
+        """The outcome of an exchange that has its sum, with the losses under each of these outer steps. Raises Closed."""
+        began = time.monotonic()
+        compute = compute_held_out(self.loaded, self.placement, self.stage, first=step)
+
+        def losses(place: int) -> tuple[float, ...]:
+            placement, send = self.placement, partial(self._send_held_out, Kind.LOOK, step, place)
+            mine = placement.looked, placement.next
+            return pipeline.evaluate(placement, *mine, ("look", step, place), compute, self._queue, send)
+
+        looked = try_outer_steps(self.stage, outer_steps, losses)
+        return replace(exchanged, looked=looked, looking_seconds=time.monotonic() - began)
 
     def vote(self, step: int, outcome: Outcome, squared_norm: float, state_digest: bytes) -> StepReady:
         """The vote for ``step``, which `train` or `exchange` has done with this outcome. ``state_digest``: of the state before
@@ -218,6 +238,9 @@ class Generation:
             received=received,
             losses=outcome.losses if self.commitments is not None else (),
             kept=self.commitments is not None and self.progress.keeps_all,
+            looked=outcome.looked,
+            looking_seconds=outcome.looking_seconds,
+            squared_change_norm=outcome.squared_change_norm,
         )
 
     def offer(self, step: int) -> Offer:
@@ -234,10 +257,10 @@ class Generation:
         for index, bucket in self.stage.buckets.items():
             if rounds.restarts and rounds.at_rest(step - 1):
                 bucket.forget_moments()
+            terms = terms_of(commit, bucket.spec, self.placement.island)
             if rounds.exchanges(step):
-                outer_step(train, bucket, bucket.gradients)
+                outer_step(terms.outer, bucket, bucket.gradients)
             else:
-                terms = terms_of(commit, bucket.spec, self.placement.island)
                 trained = rounds.trained(step) - began
                 inner_step(train, trained, terms, bucket, bucket.gradients, bucket.updates)
             self.stage.refresh(index)
@@ -250,17 +273,22 @@ class Generation:
         self._reducer_of(step).commit(step)
         self._queue.forget(("train", step))
         self._queue.forget(("evaluate", step - 1))
+        for place in range(MOST_OUTER_STEPS):
+            self._queue.forget(("look", step, place))
         give_back(now=self._is_short)
 
     def evaluate(self, step: int) -> tuple[float, ...]:
         """After ``step``, and before the next one: see `pipeline.evaluate`. Raises Closed."""
+        placement, send = self.placement, partial(self._send_held_out, Kind.EVALUATION, step, 0)
+        compute = compute_held_out(self.loaded, placement, self.stage)
+        mine = placement.evaluation_micro_batches, placement.evaluation_next
+        return pipeline.evaluate(placement, *mine, ("evaluate", step), compute, self._queue, send)
 
-        def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-            what = What(kind, self.number, step, number, 0, tensor.numel(), tensor.dtype)
-            self._sender.send(destination, what, self._sender.encode(what, tensor, self.codecs.of(kind, destination)))
-
-        compute = compute_held_out(self.loaded, self.placement, self.stage)
-        return pipeline.evaluate(self.placement, step, compute, self._queue, send)
+    def _send_held_out(
+        self, kind: Kind, step: int, part: int, destination: str, number: int, tensor: torch.Tensor
+    ) -> None:
+        what = What(kind, self.number, step, number, part, tensor.numel(), tensor.dtype)
+        self._sender.send(destination, what, self._sender.encode(what, tensor, self.codecs.of(kind, destination)))
 
     def close(self, reason: str) -> None:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from dtfm.node.training.preparing.preparation import Preparation
 from dtfm.node.training.standing_by import StandingBy
 from dtfm.node.transport.receiver import Closed
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.outer import MOST_OUTER_STEPS, OuterStep
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -279,14 +280,19 @@ class Trainer:
             log.info("ignored the start of generation %d, which this node does not have", begin.generation)
             return
         self._adoption.begin(begin)
-        self._train(generation)
+        self._train(generation, begin.look_at)
 
-    def _train(self, generation: Generation, by_bucket: bool = False) -> None:
-        """Computes the next step and votes on it. ``by_bucket``: the vote also has the digest of each bucket."""
+    def _train(self, generation: Generation, look_at: Sequence[wire.OuterStep], by_bucket: bool = False) -> None:
+        """Computes the next step and votes on it. ``look_at``: the outer steps that the exchange tries first. ``by_bucket``: the
+        vote also has the digest of each bucket."""
         step = self._store.held.step + 1
         self._store.retract()
         exchanges = generation.placement.rounds.exchanges(step)
         outcome, squared_norm = generation.exchange(step) if exchanges else generation.train(step)
+        if exchanges and look_at:
+            with span(Activity.EVALUATE, step), self._store.set_aside({}):
+                tried = [OuterStep(each.rate, each.momentum) for each in look_at[:MOST_OUTER_STEPS]]
+                outcome = generation.look(step, tried, outcome)
         self._store.vote(generation.number, generation.codecs.exchange if exchanges else Codec.OFF)
         self._voted = step
         log.debug(
@@ -326,7 +332,8 @@ class Trainer:
         if commit.pause:
             self._paused = self.at
         else:
-            self._train(generation, by_bucket=commit.snapshot or generation.placement.rounds.exchanges(commit.step))
+            by_bucket = commit.snapshot or generation.placement.rounds.exchanges(commit.step)
+            self._train(generation, commit.look_at, by_bucket)
 
     def _apply(self, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again

@@ -13,6 +13,7 @@ from dtfm.node.model.bucket import UPDATES_DTYPE
 from dtfm.node.model.placement import Placement, matrix_pieces
 from dtfm.node.model.stage import Stage
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
+from dtfm.protos.outer import MOST_OUTER_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
             sender, elements = placement.previous.get(header.index), sizes.input
         case Kind.EVALUATION:
             sender, elements = placement.evaluation_previous.get(header.index), sizes.input
+        case Kind.LOOK if exchanges and header.index in placement.looked and header.part < MOST_OUTER_STEPS:
+            sender, elements = placement.previous.get(header.index), sizes.input
         case Kind.GRADIENT if not exchanges:
             sender, elements = placement.next.get(header.index), sizes.output
         case _:

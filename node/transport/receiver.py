@@ -29,8 +29,8 @@ _BETWEEN_REPLICAS = frozenset({Kind.REDUCE, Kind.GATHER, Kind.ORTHOGONAL})
 READ_AHEAD_BYTES = 32 << 20
 """Most bytes that a connection buffers while nobody reads it. How fast these are read says nothing about the link."""
 
-#: A topic of the pipeline's tensors: the kind of work, and the step.
-Topic = tuple[Literal["train", "evaluate"], int]
+#: A topic of the pipeline's tensors: the kind of work, the step, and of outer steps that are tried, the place.
+Topic = tuple[Literal["train", "evaluate"], int] | tuple[Literal["look"], int, int]
 
 TopicT = TypeVar("TopicT", bound=Hashable)
 Item = TypeVar("Item")
@@ -120,6 +120,8 @@ class Inbox:
                 self.pipeline.put(("train", header.step), arrival)
             case Kind.EVALUATION:
                 self.pipeline.put(("evaluate", header.step), arrival)
+            case Kind.LOOK:
+                self.pipeline.put(("look", header.step, header.part), arrival)
             case Kind.REDUCE | Kind.GATHER | Kind.ORTHOGONAL:
                 self.of_replicas(header.step).put(header.step, arrival)
 

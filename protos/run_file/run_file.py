@@ -159,6 +159,8 @@ class RunFile(Table):
             *("precision", "rounds", "schedule", "optimizer", "activation_checkpointing", "optimizer_state", "loss_per")
         }
         train, pretrained = self.train.model_dump(exclude=other_ways), self.model.pretrained
+        if self.train.outer_rate == "auto":
+            train["outer_rate"] = train["outer_momentum"] = 0.0
         if self.own_weights is not None:
             pretrained = f"{COORDINATORS_DISK}/{PRETRAINED}"
         return plan_pb2.Run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -10,6 +11,15 @@ from dtfm.protos.run_file.table import Table
 
 MOST_HELD_OUT = 1 << 18
 """Held-out micro-batches in an evaluation: a node reports the loss of each in one message."""
+
+
+def _auto_or_number(value: object, bounds: str, fits: Callable[[float], bool]) -> object:
+    """The value, a whole number as a float. Raises ValueError unless it is "auto", or a number that ``fits`` the ``bounds``."""
+    if value == "auto":
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise ValueError(f'must be "auto", or a number {bounds}')
+    return float(value)
 
 
 class Train(Table):
@@ -111,22 +121,25 @@ class Train(Table):
         "into islands by their links. Each island trains a copy of the model on its share of the samples. After about this many "
         "steps the islands exchange what they have learnt, in a separate step that trains nothing. `steps` counts both kinds. "
         'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with each plan the planner chooses '
-        "10, 30 or 100 steps, or 0, whichever brings the present nodes to the same loss soonest. Where work is audited, moments "
+        "10, 30 or 100 steps, or 0, whichever brings the present nodes to the same loss soonest. It is 0 while the loss of a "
+        "model without published weights falls by more than 5 % in 32 steps. Where work is audited, moments "
         'begin at zero in each round. There a round has at most 100 steps, and "auto" chooses 100 or 0. "auto" is 0 if '
         "`cluster.stages` is given.",
     )
-    outer_rate: float = Field(
+    outer_rate: Literal["auto"] | float = Field(
         default=1.0,
-        gt=0,
-        le=10,
-        description="With `rounds`: the rate at which the sum of the islands' changes is applied.",
+        description="With `rounds`: the rate, above 0 and at most 10, at which the sum of the islands' changes is applied. "
+        '"auto": before an exchange each island tries the last rate and momentum, 1 without momentum, 0.7 with 0.9, and 1 with '
+        "0.65. It tries each on up to four held-out micro-batches. The exchange applies the pair that brings the least loss, by "
+        "the median over islands, and the log names each choice. Until the warm-up is over, the pair is 1 without momentum. If "
+        "trying takes more than 2 % of a round, only some exchanges try. A node needs its host's memory for another copy of the "
+        "weights of its layers.",
     )
-    outer_momentum: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="With `rounds`: Nesterov's momentum of the exchanges. Others published 0.9 with a rate of 0.7 for "
-        "hundreds of exchanges. With few exchanges the model learns less with these.",
+    outer_momentum: Literal["auto"] | float = Field(
+        default_factory=lambda known: "auto" if known.get("outer_rate") == "auto" else 0.0,
+        description="With `rounds`: Nesterov's momentum of the exchanges, at least 0 and below 1. Others published 0.9 with a "
+        "rate of 0.7 for hundreds of exchanges. With few exchanges the model learns less with these. Rate and momentum are "
+        'chosen together: this is "auto" if `outer_rate` is, and otherwise a number. Default: "auto" with that, otherwise 0.',
     )
     evaluate_every: int = Field(
         default=50,
@@ -151,6 +164,28 @@ class Train(Table):
                 'must be "auto", 0, or 2 to 10,000: with an exchange after each step, exchanging gradients is as cheap'
             )
         return rounds
+
+    @field_validator("outer_rate", mode="plain")
+    @classmethod
+    def _outer_rate_fits(cls, rate: object) -> object:
+        return _auto_or_number(rate, "above 0 and at most 10", lambda number: 0 < number <= 10)
+
+    @field_validator("outer_momentum", mode="plain")
+    @classmethod
+    def _outer_momentum_fits(cls, momentum: object, info: ValidationInfo) -> object:
+        read = _auto_or_number(momentum, "at least 0 and below 1", lambda number: 0 <= number < 1)
+        rate = info.data.get("outer_rate")
+        if rate is not None and (rate == "auto") != (read == "auto"):
+            raise ValueError(
+                f'must be "auto" with train.outer_rate = "auto", and a number with a number ({rate!r}): an exchange chooses the '
+                "two together; set both, or neither"
+            )
+        return read
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether exchanges keep momentum."""
+        return self.outer_momentum == "auto" or self.outer_momentum > 0
 
     @property
     def micro_batches(self) -> int:

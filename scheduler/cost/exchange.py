@@ -25,10 +25,11 @@ that scales this factor by the steps between exchanges: it is 0.91 with an excha
 
 def tokens_needed(islands: int, workload: Workload, length: float) -> float:
     """The tokens for the same loss, as a multiple of the tokens that a run without rounds needs. An estimate. Models smaller
-    than the measured ones count as the measured ones."""
+    than the measured ones count as the measured ones. What the run itself has shown is in ``workload.islands_cost``."""
     parameters = sum(layer.parameter_bytes for layer in workload.layers) / 4  # they are trained in float32
     size = max(1.0, parameters / MEASURED_PARAMETERS)
     by_island: float = TOKENS_PER_ISLAND * size**-FALL_BY_PARAMETERS * (length / 30) ** RISE_BY_STEPS
+    by_island *= workload.islands_cost
     sparsely = SPARSELY * (length / 30) ** RISE_SPARSELY if workload.exchanged_with_all and islands > 1 else 1.0
     return (1 + by_island * (islands - 1)) * sparsely
 

@@ -19,6 +19,9 @@ from dtfm.scheduler.model.plan import Flow, Plan, from_routes
 
 Ints = NDArray[np.int64]
 
+LOOKED = 4
+"""The most held-out micro-batches on which an island tries each outer step."""
+
 REMEMBERED = 8
 """Number of plans whose chains are remembered: those in force, chosen and asked about."""
 
@@ -111,6 +114,11 @@ def micro_batches_of(plan: Plan) -> Mapping[str, tuple[int, ...]]:
         for node in chain:
             numbers[node].append(number)
     return {node: tuple(mine) for node, mine in numbers.items()}
+
+
+def looked_at(plan: Plan) -> Mapping[int, tuple[int, ...]]:
+    """By island, the micro-batches of a step along whose chains it sends held-out samples when it tries outer steps."""
+    return {island: tuple(places[:LOOKED]) for island, places in plan.places.items()}
 
 
 def held_out_chains(plan: Plan, micro_batches: int, *, twice: bool = False) -> tuple[tuple[str, ...], ...]:

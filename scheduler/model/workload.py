@@ -119,6 +119,11 @@ class Workload:
     """Bytes on a link per byte of the gradients that replicas reduce, under the codec."""
     sent_per_exchanged_byte: float = 1.0
     """Bytes on a link per byte that islands exchange, under the codec."""
+    tries_outer_steps: bool = False
+    """Exchanges try outer steps: meanwhile a node's own weights are in the host's memory."""
+    islands_cost: float = 1.0
+    """The extra tokens that several islands need in this run, as a multiple of what other runs have shown
+    (cost/exchange.py). 1: this run has shown nothing."""
     exchanged_with_all: bool = False
     """An island sends its part to all holders, rather than pieces to the nodes that sum them up."""
     checkpointing: Checkpointing | None = Checkpointing.NONE
@@ -147,8 +152,9 @@ class Workload:
 
     def with_rounds(self) -> Workload:
         """The workload with rounds. Nodes then also keep the parameters of the last exchange. They keep what a sparse codec
-        leaves out of that exchange and of the next."""
-        return replace(self, outer_bytes_per_parameter_byte=3.0 if self.exchanged_with_all else 1.0)
+        leaves out of that exchange and of the next, and their own parameters while they try outer steps."""
+        kept = 3.0 if self.exchanged_with_all else 1.0
+        return replace(self, outer_bytes_per_parameter_byte=kept + self.tries_outer_steps)
 
     @property
     def passes(self) -> float:

@@ -72,9 +72,10 @@ def exchanges(problem: Problem, islands: int, price: Price, terms: Terms) -> str
         return ""
     share = price.exchange / (terms.length * price.step + price.exchange)
     more = tokens_needed(islands, problem.workload, terms.length) - 1
+    by = "as this run's own exchanges show" if problem.workload.islands_cost != 1 else "as other runs have shown"
     return (
         f"{islands} islands exchange every {terms.length} steps: {price.exchange:.3g} s, {share:.0%} of a round. "
-        f"For the same loss they need some {more:.0%} more tokens than one island."
+        f"For the same loss they need some {more:.0%} more tokens than one island, {by}."
     )
 
 

@@ -55,6 +55,7 @@ from dtfm.protos.control_pb2 import (
     StepReady,
 )
 from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.streams import NODE_METADATA, method
@@ -499,8 +500,8 @@ def drifting() -> Iterator[None]:
     """Flips a bit of its momentum of exchanges, as faulty memory would."""
     step = optimizer.outer_step
 
-    def drifted(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:
-        step(train, bucket, change)
+    def drifted(outer: OuterStep, bucket: Bucket, change: torch.Tensor) -> None:
+        step(outer, bucket, change)
         bucket.shared[1].view(torch.uint8)[0] ^= 1
 
     with mock.patch("dtfm.node.training.generation.outer_step", drifted):

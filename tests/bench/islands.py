@@ -1,13 +1,15 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0] [--batch-each]
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 i4b64:auto] [--batch-each]
 [--optimizer adamw muon]``.
 
 The model is trained once with an exchange after every step, like a run without rounds. Then it is trained once for each number
-of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum), and all that with each optimizer. All
-is compared with the first run. The rule is the product's, written
+of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum; "auto": each exchange tries some on
+held-out samples), and all that with each optimizer. All is compared with the first run. The rule is the product's, written
 again in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps
 lost" is how many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says
 nothing about seconds. Multiply with the tokens per second that `plan` prints.
+
+``--after`` says how many steps one island trains first. The benchmark prints after which step a run would let islands begin.
 
 With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that
 joins brought its own. A step of N islands then takes as long as a step of the first run, and trains N times as many tokens. The
@@ -21,19 +23,27 @@ import itertools
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from dtfm.coordinator.core.plan.steep_start import fall_of
+from dtfm.coordinator.core.step.outer_steps import NO_MOMENTUM, OUTER_STEPS
+from dtfm.coordinator.log.outer import Looked
+from dtfm.coordinator.log.spikes import WINDOW
+from dtfm.node.data.load import load_data
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.plan_pb2 import ADAMW, MUON, Run
 from dtfm.protos.run_file.run_file import parse_run, read_run_file
+from dtfm.scheduler.model.chains import LOOKED
 from dtfm.scheduler.model.rounds import Rounds
 from tests.bench.rows import Row, show
-from tests.cluster.plain import CPU, losses_of_islands
+from tests.cluster.plain import CPU, Outer, held_out_loss_of, losses_of_islands
 
 SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_length": 128}}
 """The demo's model and text, if no run file is given."""
@@ -47,6 +57,7 @@ class Way:
     every: int = 1
     codec: str = "off"
     rate: float = 1.0
+    """0: each exchange chooses rate and momentum."""
     momentum: float = 0.0
     batch: int = 1
     optimizer: str = "adamw"
@@ -56,7 +67,7 @@ class Way:
         if self.every == 1:
             return f"every step{muon}"
         samples = f", {self.batch} times the samples" if self.batch > 1 else ""
-        outer = f"{self.codec}, rate {self.rate:g}, momentum {self.momentum:g}"
+        outer = f"{self.codec}, rate {self.rate:g}, momentum {self.momentum:g}" if self.rate else f"{self.codec}, auto"
         return f"{self.islands} islands, every {self.every}, {outer}{samples}{muon}"
 
     @property
@@ -78,10 +89,47 @@ def held_out(
         return {island: of_step[island::islands] for island in range(islands)}
 
     found: dict[int, float] = {}
-    losses = losses_of_islands(run, shares, way.rounds.exchanges, found, device=device)
-    for _ in itertools.islice(losses, run.train.steps):
-        pass
+    chooses = None if way.rate else by_trying(run, way, device)
+    losses = losses_of_islands(run, shares, way.rounds.exchanges, found, device=device, outer=chooses)
+    told = [*itertools.islice(losses, run.train.steps)]
+    if way.every == 1 and way.optimizer == "adamw":
+        left = steep_until(told[::2], run.train.warmup_steps // 2)
+        print(f"seed {seed}: the loss leaves its steep start after step {left}", file=sys.stderr, flush=True)
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
+
+
+def steep_until(losses: Sequence[float], warmup: int) -> int | None:
+    """The step from which on a run with these losses, one a step, may have islands. None: there is none."""
+    for step in range(len(losses)):
+        if not fall_of(losses[max(warmup, step - WINDOW) : step]).is_steep:
+            return step
+    return None
+
+
+def by_trying(run: Run, way: Way, device: torch.device) -> Outer:
+    """Chooses outer steps as the product does. Islands have held-out micro-batches of their own, as many as it gives them. They
+    are among those that judge the result."""
+    data, last = load_data(run), NO_MOMENTUM
+    number = min(LOOKED, run.train.global_batch // run.train.micro_batch // way.islands)
+
+    def choose(step: int, under: Callable[[OuterStep], Any]) -> OuterStep:
+        nonlocal last
+        if step <= run.train.warmup_steps:
+            return NO_MOMENTUM
+        tried = (last, *(each for each in OUTER_STEPS if each != last))
+        told = dict[str, tuple[float, ...]]()
+        models = [under(each) for each in tried]
+        for island in range(way.islands):
+            first = step + island * number
+            batches = range(first, first + number)
+            told[str(island)] = tuple(
+                statistics.mean(held_out_loss_of(run, data, model, batch, device) for batch in batches)
+                for model in models
+            )
+        last = Looked(tried, told, 0.0).best
+        return last
+
+    return choose
 
 
 def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
@@ -105,7 +153,10 @@ def steps_to(loss: float, losses: Mapping[int, float]) -> float:
 
 
 def outer(text: str) -> tuple[str, float, float]:
-    codec, rate, momentum = text.split(":")
+    codec, *numbers = text.split(":")
+    if numbers == ["auto"]:
+        return codec, 0.0, 0.0
+    rate, momentum = numbers
     return codec, float(rate), float(momentum)
 
 
@@ -136,7 +187,7 @@ def main() -> int:
     parser.add_argument("--islands", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--every", type=int, nargs="+", default=[10, 30], help="steps between two exchanges")
     outers = [("off", 0.7, 0.9), ("i4b64", 1.0, 0.0), ("topk", 1.0, 0.0)]
-    parser.add_argument("--outer", type=outer, nargs="+", default=outers, help="CODEC:RATE:MOMENTUM")
+    parser.add_argument("--outer", type=outer, nargs="+", default=outers, help="CODEC:RATE:MOMENTUM, or CODEC:auto")
     parser.add_argument("--batch-each", action="store_true", help="each island has global_batch samples in a step")
     parser.add_argument("--optimizer", nargs="+", choices=("adamw", "muon"), default=["adamw"], help="train.optimizer")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")

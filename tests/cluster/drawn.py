@@ -2,7 +2,7 @@
 
 Otherwise as alike.py: the islands' plans and shares are drawn for nodes and links that are all equal. Where all names of an
 island have an r in them, its nodes are replicas of one stage. Rounds that are left to the planner have 3 steps, if there are
-several islands.
+several islands, and begin at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtfm.coordinator import cli
+from dtfm.coordinator.core.plan import steep_start
 from dtfm.coordinator.service.planning import planner
 from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import Advice
@@ -45,6 +46,7 @@ def main() -> None:
 
     vars(layout).update(lay_out=drawn, partitions=by_letter, schedule=replicated)
     vars(planner).update(advice=advised, advice_of=advised_of)
+    vars(steep_start).update(fall_of=lambda losses: steep_start.Fall(0.0))
     cli.main()
 
 

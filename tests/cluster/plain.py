@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,7 @@ from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.model import Model
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.plan_pb2 import FP64, MUON, Run
 from tests.node.load_once import load_once
 
@@ -35,6 +37,9 @@ CPU = torch.device("cpu")
 
 Changes = Mapping[int, Mapping[str, float]]
 """Values of [train] that an operator has set, by the first step with them."""
+
+Outer = Callable[[int, Callable[[OuterStep], Any]], OuterStep]
+"""The outer step of an exchange, by its step. The second argument gives the model that another outer step would make."""
 
 
 def plain_losses(
@@ -77,12 +82,13 @@ def losses_of_islands(
     began: Callable[[int], Mapping[int, int]] = lambda _: {},
     device: torch.device = CPU,
     changes: Changes = MappingProxyType({}),
+    outer: Outer | None = None,
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of the
     run that each island trains, by its number; one that is missing has lost what it learnt since the last exchange. In a step
     that ``exchanges`` the loss is the loss of the step before; None: there are no rounds then. ``held_out`` gets the held-out
-    loss
-    after each. ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
+    loss after each. ``outer``: by default the run file's rate and momentum. ``began``: by step, the step after which an island
+    began with moments of zero, where that is not the first."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
@@ -111,8 +117,9 @@ def losses_of_islands(
                 change = sums(learnt)
             else:
                 change = rounded(torch.stack([rounded(each, codec) for each in learnt.values()]).sum(0), codec)
-            momentum = train.outer_momentum * momentum + change
-            anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
+            under = partial(model_under, first, (anchor, momentum, change))
+            fixed = OuterStep(train.outer_rate, train.outer_momentum)
+            anchor, momentum = stepped((anchor, momentum, change), fixed if outer is None else outer(step, under))
             for module, _ in copies.values():
                 nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
             if run.trust.audit_rate > 0:  # each round begins with moments of zero
@@ -134,6 +141,20 @@ def losses_of_islands(
         if held_out is not None and exchanges(step) is not False:
             held_out[step] = held_out_loss(run, data, module, train.evaluation_samples, device)
         yield loss
+
+
+def stepped(state: tuple[torch.Tensor, ...], outer: OuterStep) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights and momentum after an exchange, from the weights, momentum and mean change before it."""
+    anchor, momentum, change = state
+    momentum = outer.momentum * momentum + change
+    return anchor - outer.rate * (outer.momentum * momentum + change), momentum
+
+
+def model_under(first: nn.Module, state: tuple[torch.Tensor, ...], outer: OuterStep) -> nn.Module:
+    """A model like ``first`` with the weights that this outer step would make."""
+    module = copy.deepcopy(first)
+    nn.utils.vector_to_parameters(stepped(state, outer)[0], module.parameters())
+    return module
 
 
 def changed(run: Run, values: Mapping[str, float]) -> Run:
@@ -251,6 +272,16 @@ def held_out_loss(run: Run, data: Data, module: Any, count: int, device: torch.d
     with torch.no_grad():
         output = module(inputs.to(device))
         return float(mean_loss(output, labels.to(device), per_token=run.train.loss_per_token))
+
+
+def held_out_loss_of(run: Run, data: Data, module: Any, number: int, device: torch.device = CPU) -> float:
+    """The mean loss of one held-out micro-batch; with more than there are, they begin again."""
+    train = run.train
+    number %= train.evaluation_samples // train.micro_batch
+    samples = evaluation_samples(number, micro_batch=train.micro_batch, count=data.evaluation_count)
+    inputs, labels = data.evaluation_batch(samples)
+    with torch.no_grad():
+        return float(mean_loss(module(inputs.to(device)), labels.to(device), per_token=train.loss_per_token))
 
 
 def batch(run: Run, data: Data, number: int) -> tuple[torch.Tensor, torch.Tensor]:

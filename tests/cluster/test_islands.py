@@ -12,6 +12,7 @@ import pytest
 from dtfm.coordinator.log.events import StepCommitted
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import Store
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.faults import COORDINATOR, HOLD, SIGKILL, Fault, Phase, fail
 from tests.cluster.launch import Cluster
@@ -22,9 +23,17 @@ ROUNDS = 3
 NODES = ("a1", "b1", "b2", "c1")
 
 
-def text(steps: int, checkpoint_every: int = 0, nodes: Sequence[str] = NODES, rounds: str = str(ROUNDS)) -> str:
+def text(
+    steps: int,
+    checkpoint_every: int = 0,
+    nodes: Sequence[str] = NODES,
+    rounds: str = str(ROUNDS),
+    *,
+    by_trying: bool = False,
+) -> str:
+    outer = 'outer_rate = "auto"\n' if by_trying else "outer_rate = 0.7\nouter_momentum = 0.9\n"
     made = run_file(model=GPT2, stages=[len(nodes)], steps=steps, checkpoint_every=checkpoint_every).replace(
-        "[train]\n", f"[train]\nrounds = {rounds}\nouter_rate = 0.7\nouter_momentum = 0.9\n"
+        "[train]\n", f"[train]\nrounds = {rounds}\n{outer}"
     )
     return made.replace(f"stages = [{len(nodes)}]\n", "")
 
@@ -79,8 +88,10 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back:
     committed = [event for event in cluster.log() if event["event"] == "step_committed"]
     exchanges = {event["step"]: event["exchange"] for event in committed if event["generation"] in with_rounds}
     held_out: dict[int, float] = {}
+    outers = {event["step"]: OuterStep(**event["outer"]) for event in committed if event["exchange"]}
+    began = began_by_step(cluster).__getitem__
     alone = losses_of_islands(
-        run, lambda step: shares[step], exchanges.get, held_out, began_by_step(cluster).__getitem__
+        run, shares.__getitem__, exchanges.get, held_out, began, outer=lambda step, _: outers[step]
     )
     for step in losses:
         assert losses[step] == pytest.approx(next(alone), rel=tolerance, abs=0), f"step {step}"
@@ -118,6 +129,22 @@ def test_islands_train_what_one_process_with_as_many_copies_does(
         assert cluster.coordinator is not None
         assert "ignored" not in cluster.coordinator.errors
         assert not any("failed" in node.errors for node in cluster.nodes.values())
+
+
+@pytest.mark.soak
+def test_islands_try_outer_steps_and_a_killed_island_leaves_the_choice_to_the_others(tmp_path: Path) -> None:
+    """All apply what the log names, also whoever joins later."""
+    fault = fail("c1").at(step=8, phase=Phase.REDUCE).by(SIGKILL)
+    run = text(24, by_trying=True)
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+        cluster.wait_for("node_left")
+        cluster.add("c2")
+        assert cluster.finish() == 0
+        assert_exact_islands(cluster)
+        exchanges = [event for event in cluster.of("step_committed") if event["exchange"]]
+        assert exchanges[0]["looked"] is None, "the warm-up has 4 steps"
+        assert exchanges[1]["looked"] is not None
+        assert all(len(event["looked"]["steps"]) == 3 for event in exchanges if event["looked"])
 
 
 @pytest.mark.soak

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.outer import Looked
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.source_files import SourceFile
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
@@ -74,6 +76,21 @@ EVERY_EVENT: list[ev.Event] = [
     ev.CodecsChosen("a", {"b": {"activations": "i8b256"}}),
     ev.PlanFailed(1, "a", "why"),
     ev.StepCommitted(1, 1, 2.5, 8192, 0.5, 1.25, 32, {"a": 1.0}, {"a": 0.25}),
+    ev.StepCommitted(
+        2,
+        1,
+        2.5,
+        0,
+        0.5,
+        1.25,
+        0,
+        {},
+        {},
+        exchange=True,
+        outer=OuterStep(0.7, 0.9),
+        looked=Looked((OuterStep(1.0, 0.0), OuterStep(0.7, 0.9)), {"0": (2.5, 2.25)}, 0.25),
+        change_norms={"0": 1.5, "1": 2.5},
+    ),
     ev.StageBounded(2, 1, 1, ("b",), 1e12, 8.5e3, 0.85, 1.25),
     ev.GradientsClipped(2, 1, {"a": {"b": 3.5}}),
     ev.StepAborted(2, 1, "NON_FINITE", "a", "why"),

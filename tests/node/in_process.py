@@ -31,6 +31,7 @@ from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.control_pb2 import Commit, Device
 from dtfm.protos.frame import frames
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model import plan as plans
@@ -96,6 +97,8 @@ class InProcess:
         self._hardware = Device(kind=devices[0].type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}
         self.plan = plan
+        self.outer = OuterStep(run.train.outer_rate, run.train.outer_momentum)  # of the next exchange
+        self.look_at: tuple[OuterStep, ...] = ()  # what the next exchange tries before
         self.step = 0
         self.generations: dict[str, Generation] = {}
         self.held_out: dict[str, tuple[float, ...]] = {}  # of the last evaluation, by node
@@ -193,13 +196,20 @@ class InProcess:
         """By node, what `Generation.train` returns for the next step, which is neither committed nor aborted yet."""
         step = self.step + 1
         exchanges = self.plan.rounds.exchanges(step)
-        done = self._all(lambda generation: (generation.exchange if exchanges else generation.train)(step))
-        return dict(zip(self.generations, done, strict=True))
+
+        def work(generation: Generation) -> tuple[Outcome, float]:
+            if not exchanges:
+                return generation.train(step)
+            outcome, norm = generation.exchange(step)
+            return (generation.look(step, self.look_at, outcome) if self.look_at else outcome), norm
+
+        return dict(zip(self.generations, self._all(work), strict=True))
 
     def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
         step = self.step + 1
         train = self._loaded.run.train
         commit = Commit(step=step, learning_rate=learning_rate(train, step), weight_decay=train.weight_decay)
+        commit.outer.rate, commit.outer.momentum = self.outer.rate, self.outer.momentum
         for island in self.plan.islands:
             norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in island.stages))
             for stage in island.stages:

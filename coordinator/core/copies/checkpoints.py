@@ -71,7 +71,7 @@ def moved(transition: Transition, session: Session, message: wire.Moved) -> None
     if upload is None or not mine:
         transition.log(f"ignored that {node} has sent files of step {message.step}: none is awaited from it")
         return
-    has_momentum = transition.state.run.train.outer_momentum > 0
+    has_momentum = transition.state.run.train.has_momentum
     check_moments(message, 2 + has_momentum if upload.weights else 0)
     files = {
         part.bucket: ev.CheckpointFile(part.size_bytes, part.digest.hex(), part.nonce, part.moments.hex())

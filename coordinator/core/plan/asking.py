@@ -10,7 +10,9 @@ from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import is_length_of
 from dtfm.coordinator.core.plan.drift import uncertainty
+from dtfm.coordinator.core.plan.islands_cost import islands_cost
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
+from dtfm.coordinator.core.plan.steep_start import steep_start
 from dtfm.coordinator.core.state.planner import Asked, Question
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import (
@@ -28,7 +30,9 @@ def question_of(state: State) -> Question:
     """The question that the planner would be asked now."""
     members, staying = state.ledger.members, state.ledger.staying
     nodes = frozenset((node, members[node].incarnation) for node in staying)
-    return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying), disputes(state.ledger))
+    shown, fall = shown_by(state.ledger, staying), steep_start(state)
+    steep = fall is not None and fall.is_steep
+    return Question(nodes, state.ledger.reach.changes, shown, disputes(state.ledger), steep)
 
 
 def _carry_on(state: State) -> CarryOn | None:
@@ -61,11 +65,12 @@ def ask(transition: Transition, question: Question, hasty: bool, tickets: Sequen
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
+    workload = replace(as_the_run_says(described.workload, state.run), tied=described.is_tied)
     transition.commands.append(
         PlanWanted(
             number=asked.number,
             cluster=partial(measured_cluster, ledger, nodes),
-            workload=replace(as_the_run_says(described.workload, state.run), tied=described.is_tied),
+            workload=replace(workload, islands_cost=islands_cost(state, workload)),
             incumbent=training.plan,
             stages=pinned,
             seed=state.run.seed,
@@ -98,6 +103,8 @@ def round_lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
         return (standing if is_length_of(state.rounds, run.train.rounds) else run.train.rounds,)
     if hasty:
         return (standing,)
+    if (fall := steep_start(state)) is not None and fall.is_steep:
+        return (0,)
     audited = run.trust.audits > 0
     others = (0, *lengths_within(run.train.steps - step, audited=audited))
     return tuple(dict.fromkeys((standing, *others) if not standing or state.rounds.restarts == audited else others))

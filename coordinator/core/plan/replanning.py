@@ -12,6 +12,7 @@ from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.plan.adoption import adopt, rounds_of
 from dtfm.coordinator.core.plan.asking import ask, question_of, round_lengths
+from dtfm.coordinator.core.plan.steep_start import steep_start
 from dtfm.coordinator.core.plan.waiting import Wait, WaitReason, begin_waiting, too_few
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state.planner import Answer, PlanChosen, Question
@@ -98,6 +99,8 @@ def planned(transition: Transition, result: Planned) -> None:
     training = state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
+    if (fall := steep_start(state)) is not None and not asked.hasty:
+        outcome = replace(outcome, reason=f"{outcome.reason} {fall.narrate()}")
     if not isinstance(state.phase, Gathering | Stepping):
         transition.end_question(planner, False, "the plan changed meanwhile")
     elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, training.plan):
@@ -186,6 +189,8 @@ def _is_best(state: State, question: Question, now: float) -> bool:
         return False
     if (found.question.changes, found.question.disputes) != (question.changes, question.disputes):
         return False
+    if found.question.steep and not question.steep:
+        return False  # islands may begin now
     if now - found.at >= IDLE_AGAIN_LEASES * state.lease and _has_idle(state, question):
         return False
     if found.plan is None:

@@ -12,12 +12,13 @@ from dtfm.scheduler.model.plan import Plan
 class Question:
     """A question to the planner: the best plan for ``nodes`` (each with its process). The measurements are those after
     ``changes`` surprises (Ledger.changes). ``shown``: what each node has shown of itself (trust/claims.py). ``disputes``: the
-    pairs in dispute (trust/disputes.py)."""
+    pairs in dispute (trust/disputes.py). ``steep``: islands may not begin yet (plan/steep_start.py)."""
 
     nodes: frozenset[tuple[str, str]]
     changes: int
     shown: frozenset[tuple[str, int]] = frozenset()
     disputes: frozenset[tuple[str, str]] = frozenset()
+    steep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

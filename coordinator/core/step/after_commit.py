@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from dtfm.coordinator.core.copies import snapshot
-from dtfm.coordinator.core.messages import last_commit
+from dtfm.coordinator.core.messages import last_commit, outer_message
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.plan.expected import step_seconds
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.step import evaluation, telling
+from dtfm.coordinator.core.step import evaluation, outer_steps, telling
 from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR, step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.protos import control_pb2 as wire
@@ -37,6 +37,8 @@ def announce(transition: Transition, plan: Plan) -> None:
         status=telling.status(transition.state),
     )
     commit.MergeFrom(then)
+    look_at = () if commit.pause else outer_steps.to_try(state, step + 1)
+    commit.look_at.extend(map(outer_message, look_at))
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
     if evaluate:
         evaluation.expect(transition, step, plan)
@@ -52,7 +54,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     usual = not (rounds.exchanges(step + 1) or state.evaluation or kept.snapshot or kept.upload or copying)
     deadline = transition.now + step_patience(state.lease, step_seconds(state), usual=usual)
     committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
-    transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by))
+    transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by, look_at=look_at))
 
 
 def pause_patience(state: State) -> float:

@@ -13,6 +13,7 @@ from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.plan import drift
 from dtfm.coordinator.core.plan.adoption import regroup, settle_damage
 from dtfm.coordinator.core.plan.expected import step_seconds
+from dtfm.coordinator.core.step import outer_steps
 from dtfm.coordinator.core.step.after_commit import announce
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
@@ -80,8 +81,9 @@ def _begin(transition: Transition, phase: Switching) -> None:
     counts = ledger.training.counts_from < ledger.training.generation  # otherwise nodes do not report their progress
     at = stalled(plan, phase.progress) if again and counts else frozenset[str]()
     deadline = transition.now + step_patience(transition.state.lease, step_seconds(transition.state), usual=again)
-    transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
-    for nodes, begin in beginnings(plan, step, phase.progress):
+    look_at = outer_steps.to_try(transition.state, step)
+    transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at, look_at=look_at))
+    for nodes, begin in beginnings(plan, step, phase.progress, look_at):
         transition.send(nodes, wire.CoordinatorMessage(begin=begin))
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dtfm.coordinator.core.copies import agreed_state, keeping_up
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
-from dtfm.coordinator.core.step import spikes
+from dtfm.coordinator.core.step import outer_steps, spikes
 from dtfm.coordinator.core.step.after_commit import announce
-from dtfm.coordinator.core.step.norms import counted, of_changes
+from dtfm.coordinator.core.step.norms import counted, of_changes, of_own_changes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -43,6 +43,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
     norms = of_changes(plan, phase.votes) if exchanges else counted(transition, phase.votes)
     before = ledger.training.last
     known = before.loss if before is not None else 0.0
+    looked = outer_steps.heard(ledger, phase.votes, phase.look_at)
     is_first = before is None or before.generation != plan.generation
     is_timed = is_first or phase.step <= TIMED_STEPS or phase.step % TIMED_EVERY == 0
     timed = sorted(phase.votes.items()) if is_timed else ()
@@ -62,6 +63,9 @@ def commit(transition: Transition, phase: Stepping) -> None:
             learning_rate=learning_rate(state.message.train, phase.step, ledger.optimizer.learning_rate),
             island_norms={str(island): norm for island, norm in norms.items()} if len(norms) > 1 else {},
             exchange=exchanges,
+            outer=outer_steps.chosen(state, phase.step, looked) if exchanges else None,
+            looked=looked,
+            change_norms={str(i): norm for i, norm in of_own_changes(plan, phase.votes).items()} if exchanges else {},
         )
     )
     if clipped := _clipped(phase.votes):

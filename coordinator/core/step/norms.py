@@ -70,6 +70,18 @@ def of_changes(plan: Plan, votes: Mapping[str, wire.StepReady]) -> dict[int, flo
     return {island.stages[0].island: math.sqrt(math.fsum(_squares(island, votes))) for island in plan.islands}
 
 
+def of_own_changes(plan: Plan, votes: Mapping[str, wire.StepReady]) -> dict[int, float]:
+    """By island, the norm of its own change since the last exchange; empty with a single island."""
+    if len(plan.islands) == 1:
+        return {}
+    return {
+        island.stages[0].island: math.sqrt(
+            math.fsum(votes[stage.replicas[0]].squared_change_norm for stage in island.stages)
+        )
+        for island in plan.islands
+    }
+
+
 def _squares(island: Plan, votes: Mapping[str, wire.StepReady]) -> list[float]:
     return [votes[stage.replicas[0]].squared_gradient_norm for stage in island.stages]
 

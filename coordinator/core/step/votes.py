@@ -10,7 +10,7 @@ from dtfm.coordinator.core.health.pairs import exchange, may_lose
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.refusal import is_finite, name_some, shorten
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.step import evaluation
+from dtfm.coordinator.core.step import evaluation, outer_steps
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.agreement import contradiction
@@ -32,6 +32,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     state, plan = transition.state, transition.state.ledger.training.in_force
     check_vote(vote, state.ledger.description.buckets)
     check_clipped(vote, node, plan, is_open=state.ledger.is_open)
+    outer_steps.check_looked(vote, node, plan, phase.look_at)
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
         return
@@ -97,7 +98,7 @@ def step_overdue(transition: Transition, phase: Stepping) -> None:
 def _diverges(vote: wire.StepReady, run: RunFile) -> str:
     """Why the node's vote makes a step impossible; empty: it does not. A model of the family "module" may have any finite
     loss."""
-    if not is_finite(vote.squared_gradient_norm, vote.loss_sum, *vote.losses):
+    if not is_finite(vote.squared_gradient_norm, vote.squared_change_norm, vote.loss_sum, *vote.losses):
         return "its loss or gradient norm is NaN or infinite"
     # Where tokens count alike, a node may have few samples and most of the step's tokens.
     samples = run.train.global_batch if run.train.loss_per == "token" else max(vote.samples, 1)

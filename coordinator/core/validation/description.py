@@ -245,7 +245,8 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),
         exchanged_with_all=network.exchange == "topk",
-        momentum_bytes_per_parameter_byte=float(run.train.outer_momentum > 0),
+        momentum_bytes_per_parameter_byte=float(run.train.has_momentum),
+        tries_outer_steps=run.train.outer_rate == "auto",
     )
 
 

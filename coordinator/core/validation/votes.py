@@ -28,6 +28,7 @@ def check_vote(vote: wire.StepReady, buckets: int) -> None:
     check_states(vote.states, buckets)
     norm = vote.squared_gradient_norm
     require(not norm < 0, "squared_gradient_norm", norm, "0 or more")
+    require(not vote.squared_change_norm < 0, "squared_change_norm", vote.squared_change_norm, "0 or more")
     check_number("compute_seconds", vote.compute_seconds, 0, 1e7)
     check_number("wait_seconds", vote.wait_seconds, 0, 1e7)
     check_arrived(vote.arrived, least=1)

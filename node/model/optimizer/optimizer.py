@@ -15,6 +15,7 @@ from dtfm.kernels.transfer import to_host
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.optimizer.muon import muon
 from dtfm.protos.control_pb2 import Commit
+from dtfm.protos.outer import OuterStep
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
@@ -29,11 +30,18 @@ HOST_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms of a bucket's update, from the step's commit. ``clip``: the factor of its gradients."""
+    """The terms of a bucket's update, from the step's commit. ``clip``: the factor of its gradients. The outer rate and momentum
+    are an exchange's, and 0 in other steps."""
 
     clip: float
     learning_rate: float
     weight_decay: float
+    outer_rate: float = 0.0
+    outer_momentum: float = 0.0
+
+    @property
+    def outer(self) -> OuterStep:
+        return OuterStep(self.outer_rate, self.outer_momentum)
 
 
 def terms_of(commit: Commit, spec: BucketSpec, island: int | None = None) -> Terms:
@@ -41,7 +49,8 @@ def terms_of(commit: Commit, spec: BucketSpec, island: int | None = None) -> Ter
     first = min(spec.layers)
     for clip in commit.clips:
         if clip.first_layer <= first < clip.past_last_layer and island in (None, clip.island):
-            return Terms(clip.factor, commit.learning_rate, commit.weight_decay)
+            outer = commit.outer.rate, commit.outer.momentum
+            return Terms(clip.factor, commit.learning_rate, commit.weight_decay, *outer)
     raise ValueError(f"the commit of step {commit.step} says nothing of layer {first} in island {island or 0}")
 
 
@@ -96,25 +105,40 @@ def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: 
 
 
 @torch.no_grad()
-def outer_step(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:
+def outer_step(outer: OuterStep, bucket: Bucket, change: torch.Tensor) -> None:
     """The exchange's update of a bucket's state, in place. ``change`` is the flat change of its parameters since the last
     exchange (anchor minus parameters), summed over islands in proportion to their samples. A bucket without an anchor has the
     parameters of the last exchange.
 
     Nesterov's momentum, as in DiLoCo (arXiv 2311.08105): u = mu u + change; parameters = anchor - eta (change + mu u). In
-    separate operations in the host's memory, so that all islands get the same bits.
+    separate operations in the host's memory, so that all islands get the same bits. Raises ValueError if there is no rate: the
+    commit named none.
     """
+    if outer.rate <= 0:
+        raise ValueError("the commit of the exchange does not say how its sum is applied")
     anchor, *momenta = bucket.shared
     for a, p, c, *us in zip(
         *(torch.split(flat, GPU_CHUNK) for flat in (anchor, bucket.parameters, change, *momenta)), strict=True
     ):
         here = to_host(c) if c.is_cuda else c
         for u in us:
-            u.mul_(train.outer_momentum).add_(here)
-            here = (u * train.outer_momentum).add_(here)
-        a.sub_(here * train.outer_rate)
+            u.mul_(outer.momentum).add_(here)
+            here = (u * outer.momentum).add_(here)
+        a.sub_(here * outer.rate)
         if bucket.anchor is not None:
             p.copy_(a)
+
+
+@torch.no_grad()
+def try_outer_step(outer: OuterStep, bucket: Bucket, change: torch.Tensor, into: torch.Tensor) -> None:
+    """Sets ``into`` (flat, of the bucket's size) to the parameters that `outer_step` would make, to the same bits if the
+    dtype is the same. The bucket's anchor and momentum stay as they are."""
+    anchor, *momenta = bucket.shared
+    for a, w, c, *us in zip(*(torch.split(flat, GPU_CHUNK) for flat in (anchor, into, change, *momenta)), strict=True):
+        here = to_host(c) if c.is_cuda else c
+        for u in us:
+            here = (u * outer.momentum).add_(here).mul_(outer.momentum).add_(here)
+        w.copy_(a - here * outer.rate)
 
 
 @torch.no_grad()

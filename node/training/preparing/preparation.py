@@ -42,6 +42,7 @@ from dtfm.node.training.failure import may_pass
 from dtfm.node.training.preparing.timing import Timing
 from dtfm.node.transport.receiver import Closed
 from dtfm.protos.control_pb2 import Prepared, Preparing as Doing, Timed
+from dtfm.protos.outer import has_momentum
 from dtfm.protos.plan_pb2 import MUON, Run
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Preparation:
                 self.loaded.data.stop()  # of the run before
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
         model = self.loaded.model
-        model.set_momentum(run.train.outer_momentum > 0)
+        model.set_momentum(has_momentum(run.train))
         model.set_optimizer(run.train.optimizer)
         if timed_with != (run.train.compile, run.train.precision):
             model.compiles = run.train.compile and can_compile(device)

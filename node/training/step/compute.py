@@ -70,10 +70,10 @@ def compute_these(loaded: LoadedRun, placement: Placement, stage: Stage, of_step
     return _compute(loaded, stage, partial(_training_batch, loaded, of_step), weights)
 
 
-def compute_held_out(loaded: LoadedRun, placement: Placement, stage: Stage) -> Compute:
-    """The functions that compute any held-out micro-batch."""
+def compute_held_out(loaded: LoadedRun, placement: Placement, stage: Stage, first: int = 0) -> Compute:
+    """The functions that compute any held-out micro-batch, counted from the micro-batch ``first`` on."""
     weights = _weights_of_held_out(loaded, placement)
-    return _compute(loaded, stage, partial(_evaluation_batch, loaded), weights)
+    return _compute(loaded, stage, lambda number: _evaluation_batch(loaded, first + number), weights)
 
 
 def _compute(loaded: LoadedRun, stage: Stage, batch: Callable[[int], Batch], weights: LossWeights) -> Compute:

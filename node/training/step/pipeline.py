@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -56,6 +56,7 @@ class Outcome:
 
     loss_sum: the losses of its micro-batches, each times its samples, if this node is of the last stage; otherwise 0.
     losses: of its micro-batches. Their mean over all micro-batches of the step is the step's loss.
+    looked, looking_seconds, squared_change_norm: of an exchange, as in StepReady.
     The seconds in which the device computed, and the seconds in which this thread waited for peers. A GPU may compute while the
     thread waits, so the two may overlap.
     """
@@ -65,6 +66,9 @@ class Outcome:
     compute_seconds: float
     wait_seconds: float
     losses: tuple[float, ...] = ()
+    looked: tuple[float, ...] = ()
+    looking_seconds: float = 0.0
+    squared_change_norm: float = 0.0
 
 
 @dataclass(slots=True)
@@ -225,23 +229,29 @@ class TrainingStep:
 
 @torch.no_grad()
 def evaluate(
-    placement: Placement, step: int, compute: Compute, queue: TopicQueue[Topic, Arrival], send: Send
+    placement: Placement,
+    numbers: Sequence[int],
+    onward: Mapping[int, str],
+    topic: Topic,
+    compute: Compute,
+    queue: TopicQueue[Topic, Arrival],
+    send: Callable[[str, int, torch.Tensor], object],
 ) -> tuple[float, ...]:
-    """The loss of each of this node's held-out micro-batches, in ascending order of number; empty unless on the last stage.
-    Raises Closed."""
+    """The loss of each of this node's held-out micro-batches, ``numbers``, in ascending order; empty unless on the last stage.
+    ``onward``: by number, the node that gets the output. Raises Closed."""
     losses = dict[int, torch.Tensor]()
-    for number in placement.evaluation_micro_batches:
+    for number in numbers:
         WORK.did()
         if placement.first:
             x = compute.inputs(number)
         else:
-            arrival = queue.get(("evaluate", step))
+            arrival = queue.get(topic)
             number, x = arrival.header.index, arrival.decoded(compute.device).view(compute.input_shape)
         if placement.last:
             losses[number] = compute.loss(x, compute.labels(number), compute.positions(number)).mean
         else:
             y = compute.forward(x, compute.positions(number))
-            send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
+            send(onward[number], number, y)
     return tuple(_read([losses[number] for number in sorted(losses)]))
 
 

@@ -21,6 +21,7 @@ from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies
 from dtfm.node.state.state_store import MAX_BEHIND, TERMS, Donation, HeldState, StateStore, Subscription
 from dtfm.node.transport.peer_server import PeerServer
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.control_pb2 import Commit, Peer, StandbyProgress
 from dtfm.protos.frame import Kind, parse
 from dtfm.protos.identity.credentials import make_authority, make_key
@@ -36,9 +37,7 @@ GENERATION = 2
 RATE = 1e-2
 RUN = Run(
     lease_seconds=5,
-    train=Run.Train(
-        weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1, outer_rate=0.7, outer_momentum=0.9
-    ),
+    train=Run.Train(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1),
 )
 """Its weight decay and bound of the norm are the first ones: each commit has others."""
 # The first is several frames long.
@@ -102,7 +101,7 @@ class Donor:
     def _update(self, step: int) -> None:
         for bucket in self.buckets.values():
             if self.rounds.exchanges(step):
-                outer_step(RUN.train, bucket, bucket.gradients)
+                outer_step(terms_at(step).outer, bucket, bucket.gradients)
                 continue
             inner_step(RUN.train, step, terms_at(step), bucket, bucket.gradients, bucket.updates)
 
@@ -160,11 +159,12 @@ def committed(step: int, generation: int = GENERATION) -> Commit:
         learning_rate=terms.learning_rate,
         weight_decay=terms.weight_decay,
         clips=[Commit.Clip(first_layer=0, past_last_layer=len(SPECS), factor=terms.clip)],
+        outer=wire.OuterStep(rate=terms.outer_rate, momentum=terms.outer_momentum),
     )
 
 
 def terms_at(step: int) -> Terms:
-    return Terms(0.8 / step, RATE / step, weight_decay=step / 10)
+    return Terms(0.8 / step, RATE / step, weight_decay=step / 10, outer_rate=1 / step, outer_momentum=1 - 1 / step)
 
 
 def same(copied: Mapping[int, Bucket], donor: Donor, specs: Sequence[BucketSpec] = SPECS) -> bool:

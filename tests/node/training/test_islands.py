@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dtfm.coordinator.core.step.outer_steps import OUTER_STEPS
 from dtfm.kernels.codec import KEPT, Codec
 from dtfm.node.data.load import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.optimizer.optimizer import Terms
+from dtfm.node.training.generation import Generation
+from dtfm.protos.outer import OuterStep, has_momentum
 from dtfm.protos.plan_pb2 import CONSTANT, MUON, Run
 from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.scheduler.model.chains import looked_at
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
-from tests.cluster.plain import losses_of_islands
+from tests.cluster.plain import held_out_loss_of, losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
 from tests.node.load_once import load_once
@@ -62,7 +67,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def started(run: Run, plan: Plan, rounds: Rounds = EVENLY) -> InProcess:
     data = load_data(run)
     model = load_once(run.model, data.sample)
-    model.set_momentum(run.train.outer_momentum > 0)
+    model.set_momentum(has_momentum(run.train))
     return InProcess(run, replace(plan, rounds=rounds), model, data, bandwidth=1e9, flops=1e12)
 
 
@@ -85,13 +90,59 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
             if step % (ROUNDS + 1):
                 assert loss == pytest.approx(expected, rel=tolerance, abs=0)
             else:
-                buckets = [generation.stage.buckets for generation in nodes.generations.values()]
-                for index in set().union(*buckets):
-                    first, *others = (of[index] for of in buckets if index in of)
-                    assert all(torch.equal(first.parameters, other.parameters) for other in others)
-                    assert first.momentum is not None
-                    assert all(torch.equal(first.momentum, other.shared[1]) for other in others)
-                    assert {other.digests()[1] for other in others} <= {first.digests()[1]}
+                assert_all_islands_have_the_same(nodes)
+
+
+def assert_all_islands_have_the_same(nodes: InProcess) -> None:
+    buckets = [generation.stage.buckets for generation in nodes.generations.values()]
+    for index in set().union(*buckets):
+        first, *others = (of[index] for of in buckets if index in of)
+        assert all(torch.equal(first.parameters, other.parameters) for other in others)
+        assert first.momentum is not None
+        assert all(torch.equal(first.momentum, other.shared[1]) for other in others)
+        assert {other.digests()[1] for other in others} <= {first.digests()[1]}
+
+
+def test_islands_try_outer_steps_on_held_out_samples_and_then_apply_whichever_is_chosen(run: Run) -> None:
+    """Trying changes nothing that is trained: each loss is that of one process, which tries nothing."""
+    run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "off", 0.0, 0.0
+    plan, data = joined([ALONE, PIPELINE, REPLICAS], 1), load_data(run)
+    choices = itertools.cycle([OuterStep(0.7, 0.9), OuterStep(1.0, 0.0), OuterStep(1.0, 0.65)])
+    chosen, expected = OuterStep(1.0, 0.0), dict[int, list[list[float]]]()
+
+    def outer(step: int, under: Callable[[OuterStep], Any]) -> OuterStep:
+        models = [under(each) for each in OUTER_STEPS]
+        for island, numbers in looked_at(plan).items():
+            of_island = [[held_out_loss_of(run, data, model, step + number) for number in numbers] for model in models]
+            expected[island] = of_island
+        return chosen
+
+    alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges, outer=outer)
+    with started(run, plan) as nodes:
+        for step in range(1, run.train.steps + 1):
+            exchanges = EVENLY.exchanges(step)
+            nodes.look_at, chosen = (OUTER_STEPS, next(choices)) if exchanges else ((), chosen)
+            nodes.outer = chosen
+            before = {name: state_of(each) for name, each in nodes.generations.items()}
+            done = nodes.train_unfinished()
+            if exchanges:
+                assert all(state_of(each) == before[name] for name, each in nodes.generations.items())
+            nodes.commit(done)
+            loss = next(alone)
+            if not exchanges:
+                outcomes = [outcome for outcome, _ in done.values()]
+                told = sum(each.loss_sum for each in outcomes) / sum(each.samples for each in outcomes)
+                assert told == pytest.approx(loss, rel=1e-9, abs=0)
+                continue
+            for name, end in (("a", 0), ("c", 1), ("f", 4)):
+                due = [each for of_step in expected[end] for each in of_step]
+                assert done[name][0].looked == pytest.approx(due, rel=1e-9, abs=0)
+            assert not done["b"][0].looked, "it has no last stage"
+            assert_all_islands_have_the_same(nodes)
+
+
+def state_of(generation: Generation) -> list[bytes]:
+    return [digest for bucket in generation.stage.buckets.values() for digest in bucket.digests()]
 
 
 def test_islands_that_train_with_muon_are_copies_that_do(run: Run) -> None:

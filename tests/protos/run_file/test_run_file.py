@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.protos import plan_pb2
+from dtfm.protos.outer import has_momentum
 from dtfm.protos.run_file.errors import RunFileError
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
 from dtfm.protos.run_file.table import table_of
@@ -69,6 +70,16 @@ def test_tokens_count_alike_in_conversations_unless_the_run_file_says_otherwise(
 
 
 ADAPTER = 'model = { pretrained = "somewhere" }\n[adapter]\n'
+
+
+def test_exchanges_apply_numbers_or_choose_them() -> None:
+    chooses = parse_run({"train": {"outer_rate": "auto"}}, "test")
+    assert (chooses.train.outer_momentum, chooses.train.has_momentum) == ("auto", True)
+    assert (chooses.message("id").train.outer_rate, has_momentum(chooses.message("id").train)) == (0, True)
+    assert parse_run(chooses.model_dump(mode="json"), "the log") == chooses
+    named = parse_run({"train": {"outer_rate": 1}}, "test")
+    assert (named.train.outer_rate, named.train.outer_momentum, named.train.has_momentum) == (1.0, 0.0, False)
+    assert not has_momentum(named.message("id").train)
 
 
 def test_an_adapter_is_trained_only_where_its_table_is() -> None:
@@ -204,6 +215,14 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ),
         ("[train]\nrounds = 1", 'train.rounds = 1: must be "auto", 0, or 2 to 10,000'),
         ('[train]\nrounds = "some"', "train.rounds = 'some': must be"),
+        ("[train]\nouter_rate = 0", 'train.outer_rate = 0: must be "auto", or a number above 0 and at most 10'),
+        ("[train]\nouter_rate = true", "train.outer_rate = True: must be"),
+        (
+            "[train]\nouter_momentum = 1.0",
+            'train.outer_momentum = 1.0: must be "auto", or a number at least 0 and below 1',
+        ),
+        ('[train]\nouter_momentum = "auto"', "an exchange chooses the two together; set both, or neither"),
+        ('[train]\nouter_rate = "auto"\nouter_momentum = 0.9', 'must be "auto" with train.outer_rate = "auto"'),
         ("[train]\nsteps = 8\nrounds = 3\n[cluster]\nstages = 2", 'stages must be "auto" with train.rounds'),
         (
             '[train]\nsteps = 8\nrounds = 3\n[network]\nexchange = "topk"\n[trust]\nmode = "open"',

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.plan.steep_start import Fall
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import OptimizerState
@@ -27,7 +28,8 @@ def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
     world = training("a", "b", "c", cluster={"stages": "auto"})
     world.planner = lambda ids: two_stages(list(ids)[:2])
     world.feed(t.Asked(5, wire.PlanNowRequest(), "operator", 0.0))
-    assert world.planned_now == {5: wire.PlanNowReply(changed=True, generation=2, reason="as scripted")}
+    reason = f"as scripted {Fall(None).narrate()}"
+    assert world.planned_now == {5: wire.PlanNowReply(changed=True, generation=2, reason=reason)}
     world.step()
     assert world.last_to("a", "commit").pause
     assert isinstance(world.state.phase, Pausing)

@@ -14,6 +14,7 @@ from dtfm.coordinator.core.plan.adoption import rounds_of
 from dtfm.coordinator.core.plan.asking import round_lengths
 from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.spikes import WINDOW, Losses, Recent
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
@@ -21,12 +22,17 @@ from tests.coordinator.core.test_steering import set_key
 from tests.coordinator.script import LEASE, World, fresh_state, two_stages
 from tests.coordinator.stores import checked
 
-AUTO: dict[str, Any] = {"rounds": "auto", "steps": 60, "evaluate_every": 0}
+AUTO: dict[str, Any] = {"rounds": "auto", "steps": 60, "evaluate_every": 0, "warmup_steps": 0}
 
 
-def asked(**changes: dict[str, Any]) -> World:
-    """A world where a and b have joined, and the planner has got the first question."""
-    world = World(fresh_state(**{"train": AUTO, "cluster": {"nodes": 2, "stages": "auto"}, **changes}))
+def asked(*, calm: bool = True, **changes: dict[str, Any]) -> World:
+    """A world where a and b have joined, and the planner has got the first question. ``calm``: the log has losses from after the
+    steep start."""
+    state = fresh_state(**{"train": AUTO, "cluster": {"nodes": 2, "stages": "auto"}, **changes})
+    if calm:
+        flat = Losses(training=Recent(((1, 0.5),) * WINDOW))
+        state = replace(state, ledger=replace(state.ledger, losses=flat))
+    world = World(state)
     world.automatic_planning = False
     world.join("a", "b")
     return world

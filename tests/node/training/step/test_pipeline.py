@@ -162,10 +162,12 @@ def test_evaluation_finds_the_loss_of_each_held_out_micro_batch_on_the_last_stag
         placement = placement_of(shape, node, 4)
         assert placement is not None
 
-        def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-            queues.send_from(node, kind, destination, number, tensor)
+        def send(destination: str, number: int, tensor: torch.Tensor) -> None:
+            queues.send_from(node, Kind.EVALUATION, destination, number, tensor)
 
-        losses = evaluate(placement, STEP, compute(modules[node]), queues.queues[node], send)
+        numbers, onward = placement.evaluation_micro_batches, placement.evaluation_next
+        queue = queues.queues[node]
+        losses = evaluate(placement, numbers, onward, ("evaluate", STEP), compute(modules[node]), queue, send)
         return dict(zip(placement.evaluation_micro_batches if placement.last else (), losses, strict=True))
 
     with ThreadPoolExecutor(3) as pool:
@@ -205,7 +207,8 @@ def test_nothing_is_read_from_the_device_while_a_step_is_computed() -> None:
     assert placement is not None
     with Reads() as reads:
         step(placement, Progress(1, STEP)).run()
-        evaluate(placement, STEP, compute(layer(1)), TopicQueue(), lambda *_: None)
+        numbers = placement.evaluation_micro_batches
+        evaluate(placement, numbers, {}, ("evaluate", STEP), compute(layer(1)), TopicQueue(), lambda *_: None)
         assert reads.count == 0
         torch.ones(()).item()
     assert reads.count == 1
