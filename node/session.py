@@ -395,6 +395,8 @@ class Session:
                 self._trainer.conclude(message.commit)
             case "audit":
                 self._trainer.audit(message.audit)
+            case "write_texts":
+                self._trainer.write_texts(message.write_texts)
             case "links_changed":
                 self._trainer.links_changed(message.links_changed)
             case "abort":

@@ -36,6 +36,7 @@ from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_f
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, free_first, set_up
 from dtfm.node.training.preparation import Preparation
+from dtfm.node.training.writing import Writing
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos import control_pb2 as wire
@@ -82,6 +83,7 @@ class Trainer:
         self._standby_wanted = wire.Standby()
         self._preparation = Preparation(equipment, loop)
         self._auditing = Auditing(equipment.kept, self._store, loop, report)
+        self._writing = Writing(equipment.device, report)
         self._generation: Generation | None = None
         self._earlier: Generation | None = None  # the last one, on which the next may build
         self._wanted: Run | None = None  # the one of the last welcome
@@ -125,6 +127,10 @@ class Trainer:
         """Repeats another replica's work, of the step that this node has voted on, unless that is over first."""
         came = time.monotonic()
         self._commands.put(lambda: self._audit(audit, came))
+
+    def write_texts(self, wanted: wire.WriteTexts) -> None:
+        """Continues prompts with the weights after a step, beside all other work."""
+        self._commands.put(lambda: self._write_texts(wanted))
 
     def links_changed(self, links: wire.LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
@@ -244,6 +250,7 @@ class Trainer:
             self._loaded.model.frozen.close()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
+        self._writing.close(STOP_SECONDS)
         self._digests.close()
 
     # In the training thread
@@ -324,6 +331,7 @@ class Trainer:
         assert self._loaded is not None
         number, train = assignment.generation, self._loaded.run.train
         self._adopting = number
+        self._writing.call_off()  # its memory may be needed
         self._end_generation(assignment.last_commit)
         if number < self._newest:
             log.info("skipped generation %d: %d is here", number, self._newest)
@@ -545,6 +553,21 @@ class Trainer:
             self._paused = self.at
         else:
             self._train(generation, by_bucket=commit.snapshot or generation.placement.rounds.exchanges(commit.step))
+
+    def _write_texts(self, wanted: wire.WriteTexts) -> None:
+        """This node has voted on the step after that by now, or trains nothing: nobody waits for it. The weights are still those
+        of the step."""
+        generation, copies, loaded = self._generation, self._standby.copies, self._loaded
+        if loaded is None:
+            return
+        count, step = len(loaded.model.buckets), wanted.step
+        weights = generation.stage.weights if generation is not None and self._store.held.step == step else {}
+        has_copies = copies is not None and len(copies) == count
+        if len(weights) < count and not has_copies:
+            log.info("no texts after step %d: this node does not have all weights after it", step)
+            return
+        take = copies.parameters if copies is not None else lambda *_: None
+        self._writing.begin(loaded, step, wanted.prompts, weights if len(weights) == count else {}, take)
 
     def _apply(self, generation: Generation, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
