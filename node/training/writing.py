@@ -55,8 +55,8 @@ class Writing:
             log.info("no texts after step %d: those of an earlier step are still being written", step)
             return
         dtype = compute_dtype(loaded.run)
-        if problem := no_room(loaded, self._device, dtype, frozen_are_there=bool(weights)):
-            self._tell(Texts(step=step, problem=problem))
+        if short := no_room(loaded, self._device, dtype, frozen_are_there=bool(weights)):
+            self._tell(Texts(step=step, problem=short))
             return
         try:
             taken = (step, {index: flat.clone() for index, flat in weights.items()}) if weights else None

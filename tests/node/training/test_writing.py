@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_text_gets_its_share_of_the_time_while_the_node_works_and_all_of_it_wh
             now[0] += timeout or 0.0
             return self.is_set()
 
-    monkeypatch.setattr(writing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     over = Over()
     pace = Pace(over)
     pace.begins()
