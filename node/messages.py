@@ -58,6 +58,8 @@ def carry_out(message: wire.CoordinatorMessage, parts: Parts, start: Start) -> b
             trainer.conclude(message.commit)
         case "audit":
             trainer.audit(message.audit)
+        case "write_texts":
+            trainer.write_texts(message.write_texts)
         case "links_changed":
             trainer.links_changed(message.links_changed)
         case "abort":

@@ -76,7 +76,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "moved", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "timed")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "moved", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "timed", "texts")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class NodeMessage(_message.Message):
     REACHED_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -113,10 +114,11 @@ class NodeMessage(_message.Message):
     reached: Reached
     audited: Audited
     timed: Timed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ...) -> None: ...
+    texts: Texts
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., texts: _Optional[_Union[Texts, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep", "move", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "lapsed", "test")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep", "move", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "lapsed", "test", "write_texts")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +140,7 @@ class CoordinatorMessage(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LAPSED_FIELD_NUMBER: _ClassVar[int]
     TEST_FIELD_NUMBER: _ClassVar[int]
+    WRITE_TEXTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -159,7 +162,8 @@ class CoordinatorMessage(_message.Message):
     status: RunStatus
     lapsed: Lapsed
     test: Test
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., lapsed: _Optional[_Union[Lapsed, _Mapping]] = ..., test: _Optional[_Union[Test, _Mapping]] = ...) -> None: ...
+    write_texts: WriteTexts
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., lapsed: _Optional[_Union[Lapsed, _Mapping]] = ..., test: _Optional[_Union[Test, _Mapping]] = ..., write_texts: _Optional[_Union[WriteTexts, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "node", "incarnation", "candidates", "device", "port", "relay")
@@ -922,6 +926,31 @@ class Applied(_message.Message):
     state_digest: bytes
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
+
+class WriteTexts(_message.Message):
+    __slots__ = ("step", "prompts")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    prompts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., prompts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Texts(_message.Message):
+    __slots__ = ("step", "texts", "problem")
+    class Text(_message.Message):
+        __slots__ = ("text", "whole")
+        TEXT_FIELD_NUMBER: _ClassVar[int]
+        WHOLE_FIELD_NUMBER: _ClassVar[int]
+        text: str
+        whole: bool
+        def __init__(self, text: _Optional[str] = ..., whole: _Optional[bool] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    texts: _containers.RepeatedCompositeFieldContainer[Texts.Text]
+    problem: str
+    def __init__(self, step: _Optional[int] = ..., texts: _Optional[_Iterable[_Union[Texts.Text, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)

@@ -21,6 +21,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
+def escaped(text: str) -> str:
+    """``text`` in one line, with an escape sequence of Python for each character that cannot be printed, like "\\n"."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class PrintableFormatter(logging.Formatter):
     """Of records in which peers are quoted. Further lines, as of a traceback, are indented."""
 

@@ -21,6 +21,7 @@ WHILE_IT_RUNS = (
     "train.steps",
     "train.decay_steps",
     "train.evaluate_every",
+    "data.prompts",
     "checkpoint.uri",
     "checkpoint.every",
     "checkpoint.keep",

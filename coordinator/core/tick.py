@@ -19,7 +19,7 @@ from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.step import beginning, commits, evaluation, hung, pause, telling, votes
+from dtfm.coordinator.core.step import beginning, commits, evaluation, hung, pause, telling, texts, votes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.validation.beats import checked
@@ -182,6 +182,8 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
             votes.step_failed(transition, node, message.step_failed)
         case "evaluated":
             evaluation.reported(transition, node, message.evaluated)
+        case "texts":
+            texts.heard(transition, node, message.texts)
         case "moved":
             room = checkpoints if message.moved.in_checkpoint else snapshot
             room.moved(transition, session, message.moved)

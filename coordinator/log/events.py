@@ -75,6 +75,7 @@ from dtfm.coordinator.log.steps import (
     StageBounded as StageBounded,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
+    TextWritten as TextWritten,
 )
 from dtfm.coordinator.log.training import (
     Codecs as Codecs,

@@ -16,7 +16,7 @@ from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
 from dtfm.coordinator.log.run import Described, Listens, RunFailed, RunFinished, RunPaused
 from dtfm.coordinator.log.spikes import Losses
-from dtfm.coordinator.log.steps import Evaluated
+from dtfm.coordinator.log.steps import Evaluated, TextWritten
 from dtfm.coordinator.log.training import Optimizer, Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
 
@@ -45,6 +45,8 @@ class Ledger:
     """Whether a second party has read the same data."""
     evaluated: Evaluated | None = None
     """The last held-out loss."""
+    texts: Mapping[str, TextWritten] = field(default_factory=dict)
+    """By prompt, the last text that continues it."""
     losses: Losses = field(default_factory=Losses)
     """The last losses."""
     hold: RunPaused | None = None

@@ -11,6 +11,8 @@ from dtfm.coordinator.log.spread import Spread, noise_of
 from dtfm.coordinator.log.wording import MOST_NAMED, Remark, name_first, seconds_in_words
 from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.outer import OuterStep
+from dtfm.protos.printable import escaped
+from dtfm.protos.texts import MOST_PROMPTS
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -276,3 +278,26 @@ class Evaluated:
             f"held-out loss after step {self.step}: {self.loss:.4f} nats per token (token frequencies alone: "
             f"{self.unigram_entropy:.4f})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TextWritten:
+    """A node has continued a prompt of the run file, with the weights after ``step``. Nobody checks the text."""
+
+    step: int
+    node: str
+    prompt: str
+    text: str
+    """In one line, with escape sequences for line breaks and control characters."""
+    whole: bool
+    """Whether the model has ended the text itself."""
+    event: Literal["text_written"] = "text_written"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        others = {prompt: told for prompt, told in ledger.texts.items() if prompt != self.prompt}
+        last = [*others.items(), (self.prompt, self)][-MOST_PROMPTS:]
+        return replace(ledger, texts=dict(last))
+
+    def narrate(self) -> str:
+        end = "" if self.whole else " ..."
+        return f'after step {self.step} {self.node} continues "{escaped(self.prompt)}" with "{self.text}{end}"'

@@ -56,6 +56,7 @@ def page_text(
         "head": head(so_far, now),
         "losses": [[getattr(each, name) for name in CURVES] for each in history.losses.until(at)],
         "held_out": [[each.step, each.time, each.loss] for each in history.held_out.until(at)],
+        "texts": [asdict(each) for each in ledger.texts.values()],
         "plan": plan_document(so_far),
         "nodes": list(_nodes(so_far, spans, beats)),
         "left_out": max(0, len(ledger.members) - MOST_NODES),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dtfm.node.data.reading.messages import Message
 from dtfm.node.host.device import open_device
-from dtfm.node.model.generate_text import Writer, prompt_ids
+from dtfm.node.model.generate_text import Writer, prompt_ids, writer_in
 from dtfm.protos.printable import printable_lines
 
 
@@ -32,7 +32,7 @@ class Choices:
 
 def write(folder: Path, prompt: str | None, chat: bool, choices: Choices) -> None:
     """Prints text that the model in ``folder`` writes. Raises ValueError."""
-    writer = Writer(folder, open_device(choices.device))
+    writer = writer_in(folder, open_device(choices.device))
     if choices.untrained is not None:
         writer.forget(choices.untrained)
     if choices.seed is not None:

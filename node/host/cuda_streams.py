@@ -65,12 +65,13 @@ class DeviceWork:
 Beside = Callable[[], AbstractContextManager[object]]
 
 
-def after(device: torch.device) -> Beside:
+def after(device: torch.device, *, apart: bool = False) -> Beside:
     """Contexts for GPU work that waits for the work that this thread has queued on its stream of ``device`` so far, not for
-    later work."""
+    later work. ``apart``: no other side work waits for this work either."""
     if device.type != "cuda":
         return nullcontext
-    side, computed = _side_stream(device), torch.cuda.current_stream(device).record_event()
+    side = torch.cuda.Stream(device) if apart else _side_stream(device)  # type: ignore[no-untyped-call]
+    computed = torch.cuda.current_stream(device).record_event()
 
     @contextmanager
     def beside() -> Iterator[None]:

@@ -219,15 +219,15 @@ class Bucket:
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """``flat`` ([spec.size]) cut into the bucket's parameters by name, sharing its memory."""
-        return _cut(flat, self.spec.parameters)
+        return views(flat, self.spec.parameters)
 
     def matrices(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """The same for tensors like ``updates``, which have the elements of Muon's matrices alone."""
-        return _cut(flat, [each for each in self.spec.parameters if each[0] in self.spec.orthogonal])
+        return views(flat, [each for each in self.spec.parameters if each[0] in self.spec.orthogonal])
 
     def without_matrices(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """The same for tensors like the second moment, which lack the elements of Muon's matrices."""
-        return _cut(flat, [each for each in self.spec.parameters if each[0] not in self.spec.orthogonal])
+        return views(flat, [each for each in self.spec.parameters if each[0] not in self.spec.orthogonal])
 
     def read(self, begin: int = 0, end: int | None = None, *, shared: bool = False) -> memoryview:
         """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all. ``shared``: of the tensors of
@@ -273,6 +273,7 @@ def _placed(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor
         at += tensor.nbytes
 
 
-def _cut(flat: torch.Tensor, parameters: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+def views(flat: torch.Tensor, parameters: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+    """``flat`` (1-D) cut into tensors of these names and shapes, one after the other, sharing its memory."""
     pieces = torch.split(flat, [math.prod(shape) for _, shape in parameters])
     return {name: piece.view(shape) for (name, shape), piece in zip(parameters, pieces, strict=True)}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, TextStreamer
+from transformers import AutoModelForCausalLM, StoppingCriteria, TextStreamer
 from transformers.utils import logging as transformers_logging
 
 from dtfm.node.data.allowed import EVERYTHING
@@ -41,32 +41,18 @@ class Written:
 
 
 class Writer:
-    """The model in a folder. ``tokenizer`` is its own."""
+    """A ``model`` on ``device`` that writes. ``tokenizer`` is its own."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        """Loads the model onto ``device``. Raises ValueError if the folder has no language model, or its adapter's model cannot
-        be loaded."""
-        give_leave(EVERYTHING)  # whoever starts this has named the folder
-        transformers_logging.disable_progress_bar()
-        self._device = device
-        if (folder / ADAPTER_CONFIG).is_file():
-            self._model, base = _beside_an_adapter(folder)
-        elif (folder / CONFIG).is_file():
-            self._model, base = _whole(str(folder), None, f"{folder} holds no language model"), str(folder)
-        else:
-            raise ValueError(
-                f"{folder} has no {CONFIG} and no {ADAPTER_CONFIG}: give a folder made by `dtfm-coordinator export`"
-            )
-        self._model.eval().to(device)
-        self.tokenizer = load_tokenizer(str(folder) if any(folder.glob("tokenizer*")) else base)
-        settings = self._model.generation_config
+    def __init__(self, model: Any, tokenizer: Tokenizer, device: torch.device) -> None:
+        self._model, self.tokenizer, self._device = model, tokenizer, device
+        settings = model.generation_config
         known = settings.to_diff_dict()  # without transformers' own defaults
         self._temperature = float(known.get("temperature", USUAL_TEMPERATURE))
         self._top_k = int(known.get("top_k") or 0)
         ends = settings.eos_token_id
         self._ends: list[int] = [] if ends is None else ends if isinstance(ends, list) else [ends]
         self._padding: int = next((id for id in (settings.pad_token_id, *self._ends) if id is not None), 0)
-        self.most = int(getattr(self._model.config, "max_position_embeddings", sys.maxsize))
+        self.most = int(getattr(model.config, "max_position_embeddings", sys.maxsize))
 
     def forget(self, seed: int) -> None:
         """Gives the model the initial weights of a run of this seed."""
@@ -78,9 +64,11 @@ class Writer:
         most: int,
         on_text: Callable[[str], None] = lambda _: None,
         temperature: float | None = None,
+        goes_on: Callable[[], bool] | None = None,
     ) -> Written:
         """Up to ``most`` tokens after ``ids``. ``on_text`` gets the text piece by piece. ``temperature``: 0 takes the likeliest
-        token each time; None: as the model's settings say. Raises ValueError if ``ids`` do not fit the model."""
+        token each time; None: as the model's settings say. ``goes_on``: asked after each token. Raises ValueError if ``ids``
+        do not fit the model."""
         room = self.most - len(ids)
         if not len(ids) or room < 1:
             raise ValueError(
@@ -102,6 +90,7 @@ class Writer:
                 max_new_tokens=min(most, room),
                 pad_token_id=self._padding,
                 streamer=_Streamer(self.tokenizer, take),
+                stopping_criteria=[_Until(goes_on)] if goes_on is not None else None,
                 **how,
             )
         answer = made[0, len(ids) :].tolist()
@@ -111,6 +100,16 @@ class Writer:
         """The ids of a conversation up to where the model answers. Raises ValueError if the tokenizer has no chat template."""
         assert isinstance(self.tokenizer, Pretrained)
         return self.tokenizer.asked(messages)
+
+
+class _Until(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+    """Ends a text once ``goes_on`` says no."""
+
+    def __init__(self, goes_on: Callable[[], bool]) -> None:
+        self._goes_on = goes_on
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.full((len(ids),), not self._goes_on(), dtype=torch.bool, device=ids.device)
 
 
 class _Streamer(TextStreamer):  # type: ignore[misc]  # transformers has no types
@@ -130,6 +129,23 @@ class _Shown:
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.shown(np.asarray(ids, dtype=np.int64))
+
+
+def writer_in(folder: Path, device: torch.device) -> Writer:
+    """The writer whose model is in ``folder``, loaded onto ``device``. Raises ValueError if the folder has no language model, or
+    its adapter's model cannot be loaded."""
+    give_leave(EVERYTHING)  # whoever starts this has named the folder
+    transformers_logging.disable_progress_bar()
+    if (folder / ADAPTER_CONFIG).is_file():
+        model, base = _beside_an_adapter(folder)
+    elif (folder / CONFIG).is_file():
+        model, base = _whole(str(folder), None, f"{folder} holds no language model"), str(folder)
+    else:
+        raise ValueError(
+            f"{folder} has no {CONFIG} and no {ADAPTER_CONFIG}: give a folder made by `dtfm-coordinator export`"
+        )
+    tokenizer = load_tokenizer(str(folder) if any(folder.glob("tokenizer*")) else base)
+    return Writer(model.eval().to(device), tokenizer, device)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[np.int64]:

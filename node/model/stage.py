@@ -142,16 +142,23 @@ class Stage:
                     parameter.grad = gradients[name]
                 else:
                     parameter.register_post_accumulate_grad_hook(partial(_add, gradients[name]))  # type: ignore[no-untyped-call]
-        canonical = canonical_names(module)
-        of_buffers = self.model.buffer_dtype(self.dtype)
-        for part in module.modules():
-            for name, parameter_or_none in part._parameters.items():
-                if parameter_or_none is not None and canonical[id(parameter_or_none)] in real:
-                    part._parameters[name] = real[canonical[id(parameter_or_none)]]
-            for name, buffer in part._buffers.items():
-                if buffer is not None:
-                    part._buffers[name] = buffer.to(self.device, of_buffers if buffer.is_floating_point() else None)
+        install(self.model, module, real, self.device, self.dtype)
         return {index: tuple(real[name] for name, _ in b.spec.parameters) for index, b in self.buckets.items()}
+
+
+def install(
+    model: Model, module: nn.Module, parameters: Mapping[str, nn.Parameter], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Gives ``module``, a copy of the model's, these parameters by name, tied ones under every name. Moves its buffers to
+    ``device``, as a module that computes in ``dtype`` has them."""
+    canonical, of_buffers = canonical_names(module), model.buffer_dtype(dtype)
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and canonical[id(parameter)] in parameters:
+                part._parameters[name] = parameters[canonical[id(parameter)]]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer.to(device, of_buffers if buffer.is_floating_point() else None)
 
 
 def home_of(keeping: Keeping, device: torch.device) -> torch.device:

@@ -145,6 +145,16 @@ class StandbyCopies:
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
 
+    def parameters(self, device: torch.device, dtype: torch.dtype) -> tuple[int, dict[int, torch.Tensor]] | None:
+        """The last step in the copies, and by bucket a copy of their parameters on ``device``. None while the copies change, or
+        are as of several steps. From any thread."""
+        steps = {copy.step for copy in self._copies.values()}
+        step = min((each for each in steps if each is not None), default=None)
+        if step is None or len(steps) > 1:
+            return None
+        found = {index: copy.bucket.parameters.to(device, dtype, copy=True) for index, copy in self._copies.items()}
+        return (step, found) if {copy.step for copy in self._copies.values()} == steps else None
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -72,6 +72,11 @@ class StandbyRole:
         log.info("standby: %d of %d buckets are taken over", len(taken), len(copies))
         return taken
 
+    @property
+    def copies(self) -> StandbyCopies | None:
+        """The copies that are kept up; None: there are none."""
+        return self._copies
+
     async def end(self) -> None:
         async with self._one_at_a_time:
             await self._end()

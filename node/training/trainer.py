@@ -28,6 +28,7 @@ from dtfm.node.training.failure import is_device_lost, step_failed
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.preparing.preparation import Preparation
 from dtfm.node.training.standing_by import StandingBy
+from dtfm.node.training.writing import Writing
 from dtfm.node.transport.receiver import Closed
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.outer import MOST_OUTER_STEPS, OuterStep
@@ -66,6 +67,7 @@ class Trainer:
         self._adoption = Adoption(equipment, self._standing_by, self._data, self._digests, report)
         self._preparation = Preparation(equipment, loop)
         self._auditing = Auditing(equipment.kept, self._store, loop, report)
+        self._writing = Writing(equipment.device, report)
         self._wanted: Run | None = None  # the one of the last welcome
         self._newest = 0  # the newest generation that the coordinator has announced
         self._adopting = 0
@@ -103,6 +105,10 @@ class Trainer:
         """Repeats another replica's work, of the step that this node has voted on, unless that is over first."""
         came = time.monotonic()
         self._commands.put(lambda: self._audit(audit, came))
+
+    def write_texts(self, wanted: wire.WriteTexts) -> None:
+        """Continues prompts with the weights after a step, beside all other work."""
+        self._commands.put(lambda: self._write_texts(wanted))
 
     def links_changed(self, links: wire.LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
@@ -188,6 +194,7 @@ class Trainer:
             self._loaded.model.frozen.close()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
+        self._writing.close(STOP_SECONDS)
         self._digests.close()
 
     # In the training thread
@@ -256,6 +263,7 @@ class Trainer:
     def _adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         assert self._loaded is not None
         self._adopting = assignment.generation
+        self._writing.call_off()  # its memory may be needed
         self._end_generation(assignment.last_commit)
         if assignment.generation < self._newest:
             log.info("skipped generation %d: %d is here", assignment.generation, self._newest)
@@ -334,6 +342,21 @@ class Trainer:
         else:
             by_bucket = commit.snapshot or generation.placement.rounds.exchanges(commit.step)
             self._train(generation, commit.look_at, by_bucket)
+
+    def _write_texts(self, wanted: wire.WriteTexts) -> None:
+        """This node has voted on the step after that by now, or trains nothing: nobody waits for it. The weights are still those
+        of the step."""
+        generation, copies, loaded = self._generation, self._standing_by.role.copies, self._loaded
+        if loaded is None:
+            return
+        count, step = len(loaded.model.buckets), wanted.step
+        weights = generation.stage.weights if generation is not None and self._store.held.step == step else {}
+        has_copies = copies is not None and len(copies) == count
+        if len(weights) < count and not has_copies:
+            log.info("no texts after step %d: this node does not have all weights after it", step)
+            return
+        take = copies.parameters if copies is not None else lambda *_: None
+        self._writing.begin(loaded, step, wanted.prompts, weights if len(weights) == count else {}, take)
 
     def _apply(self, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again

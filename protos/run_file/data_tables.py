@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from dtfm.protos.places import check_url, is_remote_url, is_url
 from dtfm.protos.run_file.records import HUB, MESSAGES, STANDARD_LIBRARY
 from dtfm.protos.run_file.table import Table
+from dtfm.protos.texts import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, MOST_TOKENS
 
 MOST_SOURCES = 64
 LEAST_WEIGHT = 1e-6
+
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=MOST_PROMPT_CHARACTERS)]
 
 
 def _usable(source: str) -> str:
@@ -143,6 +147,14 @@ class Data(Table):
         le=2**50,
         description="For one large source of files on the nodes' disks: training begins when the first chapter of about this "
         "many bytes is read (64 MiB are 67108864), and the others are read meanwhile. 0: all is read first.",
+    )
+
+    prompts: list[Prompt] = Field(
+        default=[],
+        max_length=MOST_PROMPTS,
+        description="Beginnings of texts, of at most 500 characters each. After each evaluation a node that has the whole model "
+        f"continues them by at most {MOST_TOKENS} tokens, beside its other work. With conversations each is a message, which the "
+        "model answers. `dtfm-coordinator events` and the page show the texts.",
     )
 
     @property

@@ -77,6 +77,17 @@ class RunFile(Table):
             )
         return adapter
 
+    @field_validator("data")
+    @classmethod
+    def _prompts_are_continued(cls, data: Data, info: ValidationInfo) -> Data:
+        model = info.data.get("model")
+        if data.prompts and model is not None and model.module:
+            raise ValueError(
+                "prompts are continued by transformers' language models alone, and model.module names another model; remove "
+                "prompts"
+            )
+        return data
+
     @field_validator("cluster")
     @classmethod
     def _cluster_fits(cls, cluster: Cluster, info: ValidationInfo) -> Cluster:
@@ -176,7 +187,7 @@ class RunFile(Table):
                 adapter=self._adapter_message(),
             ),
             data=plan_pb2.Run.Data(
-                **self.data.model_dump(exclude={"tokenizer"}),
+                **self.data.model_dump(exclude={"tokenizer", "prompts"}),
                 tokenizer=self.data.tokenizer or pretrained.partition("@")[0] or "bytes",
             ),
             train=plan_pb2.Run.Train(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +55,16 @@ def are_ready(count: int) -> Callable[[Event], bool]:
 
 
 @contextmanager
-def running(network: Network, length: int | None, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
-    """A context in which all nodes of the network train, with slow devices. ``length``: of rounds; None: the run decides."""
+def running(
+    network: Network,
+    length: int | None,
+    folder: Path,
+    evaluate_every: int = 0,
+    change: Callable[[str], str] = lambda text: text,
+    later: Collection[str] = (),
+) -> Iterator[tuple[Wan, Cluster]]:
+    """A context in which the nodes of the network train, with slow devices, except those that come ``later``. ``length``: of
+    rounds; None: the run decides. ``change``: of the run file."""
     slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT  # Mbit/s, at most 1
     text = run_file(MICRO_BATCHES, LEASE_SHARED / slowest).replace('compression = "off"\n', "")
     text = f"seed = 1\n{text}".replace("nodes = 8", f"nodes = {len(network.nodes)}")
@@ -66,17 +74,18 @@ def running(network: Network, length: int | None, folder: Path, evaluate_every: 
     text = text.replace(
         "evaluate_every = 0\nevaluation_samples = 1\n", f"evaluate_every = {evaluate_every}\n{CONSTANT}"
     )
+    text = change(text.replace(f"nodes = {len(network.nodes)}", f"nodes = {len(network.nodes) - len(later)}"))
     flops = {node.id: node.flops for node in network.nodes}
     with Wan(network) as wan, wan_cluster(wan, folder, text, flops=flops) as cluster:
-        for number, name in enumerate(network.ids):
+        for number, name in enumerate(name for name in network.ids if name not in later):
             if number:  # on a line that is shared, one node's probes slow down another's
                 cluster.wait_for("waiting", where=are_ready(number), timeout=PATIENCE_SECONDS)
             cluster.add(name)
-        yield cluster
+        yield wan, cluster
 
 
 def measure(network: Network, length: int | None, folder: Path) -> Measured:
-    with running(network, length, folder) as cluster:
+    with running(network, length, folder) as (_, cluster):
         if length is None:
             cluster.wait_for("plan_started", timeout=PATIENCE_SECONDS)
             rounds = cluster.of("plan_adopted")[-1]["plan"]["rounds"]

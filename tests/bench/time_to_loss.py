@@ -211,7 +211,7 @@ def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path
 def with_deaths(of: Network, length: int, loss: float) -> tuple[float, int]:
     """Trains until an evaluation shows ``loss``, or for MOST_DEATHS, and kills another node in the middle of each round.
     Returns the seconds since the first plan, and the number of deaths."""
-    with tempfile.TemporaryDirectory() as folder, running(of, length, Path(folder), length + 1) as cluster:
+    with tempfile.TemporaryDirectory() as folder, running(of, length, Path(folder), length + 1) as (_, cluster):
         began = cluster.wait_for("plan_adopted", timeout=300)["time"]
         deaths = 0
         while True:

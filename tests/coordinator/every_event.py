@@ -96,6 +96,8 @@ EVERY_EVENT: list[ev.Event] = [
     ev.StepAborted(2, 1, "NON_FINITE", "a", "why"),
     ev.DigestMismatch(2, 1, 0, {"a": "00", "b": "01"}),
     ev.Evaluated(1, 2.5, 64, 3.2),
+    ev.TextWritten(1, "a", "def f", "(x):\\n    return x", False),
+    ev.TextWritten(1, "a", "Hello", " there.", True),
     ev.CheckpointWritten(1, "file:///x/step-00000001", "ab12"),
     ev.CheckpointFailed(1, "why"),
     ev.DiskShort("", 1 << 30, 1 << 34),

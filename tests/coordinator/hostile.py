@@ -39,7 +39,7 @@ def hostile(random: Random, generation: int, step: int) -> wire.NodeMessage:
         if "generation" in inner.DESCRIPTOR.fields_by_name:
             inner.generation = generation
         if "step" in inner.DESCRIPTOR.fields_by_name:
-            done = kind in ("evaluated", "applied", "moved", "standby_progress")
+            done = kind in ("evaluated", "applied", "moved", "standby_progress", "texts")
             inner.step = max(0, step - done)
     return message
 
@@ -70,6 +70,8 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
             return uploaded(step - 1, {random.randrange(BUCKETS): (1, FILE_DIGEST)}, random.choice(("", "no room")))
         case "evaluated":
             return evaluated(generation, step - 1)
+        case "texts":
+            return wire.NodeMessage(texts=wire.Texts(texts=[wire.Texts.Text(text=random.choice(TEXTS))]))
         case "step_ready":
             vote = wire.StepReady(squared_gradient_norm=2.0, loss_sum=4.0, state_digest=DIGEST)
             vote.samples = random.choice((0, 2, 4, 8))

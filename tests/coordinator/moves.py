@@ -58,6 +58,7 @@ MAKERS: st.SearchStrategy[Maker] = st.one_of(
             lambda _g, s: wire.NodeMessage(audited=wire.Audited(number=s, withheld_by="a")),
             lambda g, s: wire.NodeMessage(evaluated=wire.Evaluated(generation=g, step=max(0, s - 1), losses=[1.0] * 4)),
             lambda g, s: wire.NodeMessage(applied=wire.Applied(generation=g, step=max(0, s - 1), state_digest=DIGEST)),
+            lambda _g, s: wire.NodeMessage(texts=wire.Texts(step=max(0, s - 1), texts=[wire.Texts.Text(text="x")])),
             lambda _g, _s: wire.NodeMessage(goodbye=wire.Goodbye(reason="x")),
             lambda _g, _s: wire.NodeMessage(leaving=wire.Leaving(reason="x")),
             lambda _g, _s: wire.NodeMessage(),

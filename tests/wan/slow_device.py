@@ -26,9 +26,6 @@ from dtfm.node.training.step import pipeline
 
 Result = TypeVar("Result")
 
-_BACKWARD = 2
-"""FLOPs of a backward pass, in those of its forward pass."""
-
 
 class SlowDevice:
     """A device of ``flops`` FLOP/s that does one thing after the other. For one thread."""
@@ -65,10 +62,11 @@ def slowed(device: SlowDevice) -> Iterator[None]:
         """The forward pass now; the backward pass when it gets to ``root`` of what ``compute`` returns."""
         layers = stage.model.layers[stage.first : stage.past_last]
         flops = len(x) * sum(layer.flops for layer in layers)
+        backward = len(x) * sum(map(stage.model.backward_flops, range(stage.first, stage.past_last)))
         device.queue(flops)
         computed = compute()
         if root(computed).requires_grad:
-            root(computed).register_hook(lambda _: device.queue(_BACKWARD * flops))  # type: ignore[no-untyped-call]
+            root(computed).register_hook(lambda _: device.queue(backward))  # type: ignore[no-untyped-call]
         return computed
 
     def slow_forward(stage: Stage, x: Tensor, *rest: Any) -> Tensor:

@@ -46,6 +46,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts that a node has been asked for, or that cannot be written."""
+
+    node: str = ""
+    """The node; empty: no texts are awaited."""
+    step: int = 0
+    """The step after which it was asked."""
+    prompts: tuple[str, ...] = ()
+    said_of: int = 0
+    """The last plan, by its generation, under which the log has said that no node can write; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """All that the coordinator knows: the ledger, and what this process remembers beside the ledger."""
 
@@ -65,6 +78,8 @@ class State:
     """The planner's question and answer, and the chosen plan."""
     evaluation: Evaluation | None = None
     """The unfinished evaluation, if there is one."""
+    texts: Texts = field(default_factory=Texts)
+    """The texts after the last evaluations."""
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     """Standbys, snapshots and checkpoints."""
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
@@ -92,6 +107,7 @@ class State:
             self,
             planner=Planner(number=self.planner.number),
             evaluation=None,
+            texts=Texts(),
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
             norms={},

@@ -10,7 +10,7 @@ from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.plan.expected import step_seconds
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.step import evaluation, outer_steps, telling
+from dtfm.coordinator.core.step import evaluation, outer_steps, telling, texts
 from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR, step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.protos import control_pb2 as wire
@@ -42,6 +42,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
     if evaluate:
         evaluation.expect(transition, step, plan)
+        texts.ask(transition, step, plan)
     state, phase = transition.state, transition.state.phase
     if commit.pause:
         for_leaver = stuck and not switch and not ends

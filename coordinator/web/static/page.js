@@ -9,6 +9,7 @@ import { historyView, planList } from "./lanes.js";
 import { linkMap } from "./links.js";
 import { given, nodeDetail, nodeTable } from "./nodes.js";
 import { moves, planGraph, planView } from "./plan.js";
+import { textList } from "./texts.js";
 
 const at = (id) => document.getElementById(id);
 const chosen = { axis: "steps", smooth: "smooth", links: "megabits", events: "all", open: new Set() };
@@ -77,6 +78,7 @@ function render() {
   place("figures", head, () => figures(head));
   place("direct", [directs, head.state], () => (directs ? runButtons(head.state, openDetail) : []));
   place("curves", [doc.losses, doc.held_out, width, chosen.axis, chosen.smooth, small], () => curves(doc, width, chosen, pick));
+  place("texts", doc.texts, () => [textList(doc.texts)]);
   place("plan-view", [doc.plan, doc.plans, doc.nodes, head.members, width, open], () => planView(doc, width, openNode, planList(doc, openPlan, all("plans"))));
   place("history-view", [doc.spans, doc.plans, doc.time, width, open], () => historyView(doc, width, openPlan, all("lanes")));
   place("nodes-view", [doc.nodes, doc.left_out, open, small], () => nodeTable(doc, openNode, all("nodes")));

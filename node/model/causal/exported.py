@@ -34,10 +34,17 @@ def save_config(
     written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     known = with_special_ids(written, special_ids)
     _write(folder / CONFIG, with_older_names(known))
-    how = dict(generation or {})
-    how |= {key: number for key in TOKEN_IDS if (number := _first(how, written, special_ids, key=key)) is not None}
-    if how:
+    if how := generation_settings(written, special_ids, generation):
         _write(folder / GENERATION, how)
+
+
+def generation_settings(
+    config: Mapping[str, Any], special_ids: Mapping[str, int], generation: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """How the model writes text, as generation_config.json has it. ``config``: the content of config.json."""
+    how = dict(generation or {})
+    ids = {key: number for key in TOKEN_IDS if (number := _first(how, config, special_ids, key=key)) is not None}
+    return how | ids
 
 
 def with_special_ids(config: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, Any]:

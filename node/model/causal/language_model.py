@@ -5,6 +5,7 @@ Layer 0 is the embedding, layers 1 to N are the decoder layers, and layer N + 1 
 
 from __future__ import annotations
 
+import copy
 import logging
 import traceback
 from collections.abc import Iterator, Mapping
@@ -14,20 +15,21 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.text.tokenizer import Tokenizer, check_vocabulary
-from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.bucket import BucketSpec, views
 from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
 from dtfm.node.model.causal.config import build, configure, text_tower
-from dtfm.node.model.causal.exported import save_config
+from dtfm.node.model.causal.exported import generation_settings, save_config
 from dtfm.node.model.causal.pretrained import Pretrained
 from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal.trial import SeesTheFuture, try_layers
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.model import Model, Part
+from dtfm.node.model.stage import install
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,27 @@ class CausalLM(Model):
         save_config(
             self.module, folder, dtype, special_ids, self._files.generation if self._files is not None else None
         )
+
+    def whole(
+        self,
+        trained: Mapping[int, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        special_ids: Mapping[str, int],
+    ) -> PreTrainedModel:
+        """The model of all layers, for writing text on ``device``. ``trained``: by bucket, the flat parameters there, in
+        ``dtype``, without a copy. ``special_ids``: the tokenizer's, as for `save_config`."""
+        module = copy.deepcopy(self.module)
+        assert isinstance(module, PreTrainedModel)
+        parameters = dict(self.frozen.into(module, 0, len(self.layers), device, dtype))
+        for spec in self.buckets:
+            for name, value in views(trained[spec.index], spec.parameters).items():
+                parameters[name] = nn.Parameter(value, requires_grad=False)
+        install(self, module, parameters, device, dtype)
+        own = self._files.generation if self._files is not None else None
+        how = generation_settings(module.config.to_dict(), special_ids, own)
+        module.generation_config = GenerationConfig.from_dict(how)
+        return module.eval()
 
 
 def load_causal_lm(

@@ -129,3 +129,17 @@ def strings(document: Any) -> list[str]:
         case list():
             return [text for value in document for text in strings(value)]
     return [document] if isinstance(document, str) else []
+
+
+def test_the_texts_name_their_writers_and_are_plain_lines_without_addresses() -> None:
+    records = [*stored_run()]
+    long = "word " * MOST_CHARACTERS
+    for step, text in ((1, "an older one"), (2, f"{MARKUP} at 203.0.113.7:7000"), (3, long)):
+        prompt = "short" if step < 3 else "long"
+        written = ev.TextWritten(step, "attic", prompt, text, whole=False)
+        records.append(Record(len(records) + 1, records[-1].time, written))
+    short, longer = page(records)["texts"]
+    assert (short["step"], short["node"], short["prompt"]) == (2, "attic", "short")
+    assert short["text"].startswith(MARKUP), "the page makes it a text node"
+    assert "203.0.113.7" not in short["text"]
+    assert len(longer["text"]) == MOST_CHARACTERS

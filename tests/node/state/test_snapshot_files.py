@@ -21,7 +21,7 @@ from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.shared.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.generate_text import Writer, forget
+from dtfm.node.model.generate_text import forget, writer_in
 from dtfm.node.model.model import Model
 from dtfm.node.model.sequential import load_sequential
 from dtfm.node.model.stage import Stage, build_stage
@@ -169,7 +169,7 @@ def test_the_export_brings_its_tokenizer(tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype="auto").dtype == torch.float64
-    writer = Writer(tmp_path / "export", CPU)
+    writer = writer_in(tmp_path / "export", CPU)
     assert writer.tokenizer.vocabulary() == tokenizer.get_vocab()
 
 
