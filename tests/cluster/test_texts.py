@@ -6,6 +6,8 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.runs import run_file
 
@@ -16,6 +18,7 @@ def is_of(prompt: str, written: Event) -> bool:
     return bool(written["prompt"] == prompt)
 
 
+@pytest.mark.soak
 def test_after_an_evaluation_a_node_continues_the_prompts_while_all_train_on(tmp_path: Path) -> None:
     text = run_file(stages=[2], steps=100_000).replace("[train]", "[train]\nevaluate_every = 5")
     text = text.replace("[data]", f"[data]\nprompts = {PROMPTS}")

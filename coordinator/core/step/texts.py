@@ -16,13 +16,18 @@ from dtfm.protos.printable import escaped
 from dtfm.protos.texts import MOST_TEXT_CHARACTERS
 from dtfm.scheduler.model.plan import Plan
 
+PATIENCE = 20
+"""Evaluations after which texts that have not come are asked for again, maybe from another node."""
+
 
 def ask(transition: Transition, step: int, plan: Plan) -> None:
-    """Asks a node for the texts after ``step``, if the run has prompts. Texts of an earlier step that are not there yet are given
-    up."""
+    """Asks a node for the texts after ``step``, if the run has prompts, and no node writes others still."""
     state = transition.state
     prompts, before = tuple(state.run.data.prompts), state.texts
     if not prompts:
+        return
+    awaited = before.node in state.members.sessions and before.prompts == prompts
+    if awaited and step - before.step < PATIENCE * state.run.train.evaluate_every:
         return
     node = writer(state, plan)
     if node is None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.step.texts import PATIENCE
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -142,6 +143,17 @@ def test_texts_of_another_number_or_length_are_refused(told: wire.Texts) -> None
     world.hear(node, texts=told)
     assert node not in world.state.members.sessions
     assert world.events(ev.TextWritten) == []
+
+
+def test_a_node_that_still_writes_is_asked_no_second_time_but_not_awaited_for_ever() -> None:
+    world = world_of("a")
+    while world.state.ledger.training.step < 2 * (PATIENCE + 1):
+        world.step()
+        if world.state.ledger.training.step % 2 == 0:
+            world.evaluate()
+    assert asked(world) == [("a", 2), ("a", 2 * (PATIENCE + 1))]
+    world.hear("a", texts=texts("one", "two", step=2 * (PATIENCE + 1)))
+    assert len(world.events(ev.TextWritten)) == 2
 
 
 def test_texts_that_nobody_asked_for_are_ignored() -> None:
