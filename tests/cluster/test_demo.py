@@ -21,7 +21,8 @@ from tests.cluster.ports import free_port
 from tests.cluster.runs import run_file, write_corpus
 
 
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("own", [False, True])
 def test_the_demo_ends_with_what_the_model_learnt_and_commands_that_work(tmp_path: Path, own: bool) -> None:
     """With a run file of its own, or with a smaller one, which has no tokenizer."""
     heard: list[str] = []
