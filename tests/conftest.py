@@ -18,6 +18,10 @@ from dtfm.compiled_code import compile_apart
 # while it waits for the other, on a core that another test needs. Nodes that tests start are told how many threads they have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Read when huggingface_hub is loaded. Tests find all they need on this machine, and a name that is not there is asked of nobody:
+# without a network the hub's library would try again for half a minute.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # A shell without job control starts `make test &` with SIGINT ignored, and nohup starts it with SIGHUP ignored. Children would
 # inherit that, and ignore the signals that tests send them.
 for _number in (signal.SIGINT, signal.SIGHUP):

@@ -146,10 +146,7 @@ def test_an_empty_file_among_others_adds_nothing(tmp_path: Path) -> None:
     ],
     ids=lambda _: "",
 )
-def test_what_cannot_be_read_is_refused_in_a_sentence(
-    tmp_path: Path, make: Make, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, make: Make, complaint: str) -> None:
     place = make(tmp_path)
     if complaint.endswith("like '.*texts/\\*.csv'$"):
         place = str(Path(place).parent)
