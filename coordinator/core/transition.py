@@ -152,8 +152,8 @@ class HangUp:
 @dataclass(frozen=True, slots=True)
 class CarryOn:
     """A question before planning: can the last plan be carried on with the nodes of this cluster? They are its nodes that are
-    still here, including nodes that want to leave. ``cluster``: as in PlanWanted. ``holders``: by layer, the holders of its
-    state."""
+    still here, including nodes that want to leave. ``cluster``: as in PlanWanted, with the node first that was heard last.
+    ``holders``: by layer, the holders of its state."""
 
     cluster: Callable[[], Cluster]
     holders: tuple[frozenset[str], ...]

@@ -103,16 +103,12 @@ def lay_out(
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
     """``plan`` without its nodes that are not in the cluster; None: no island can go on.
 
-    An island that has lost a stage is given up until the next exchange, as only its own nodes have its state; so is one that
-    cannot reach another. Then the others share its micro-batches, in proportion to their own; otherwise nobody's change.
+    Only an island's own nodes have its state. If two of them no longer reach each other, it goes on without one of them, if
+    possible without the one that comes later in the cluster. An island that has lost a stage is given up until the next exchange;
+    so is one that cannot reach another. Then the others share its micro-batches, in proportion to their own; otherwise nobody's
+    change.
     """
-    nobody = (frozenset[str](),) * len(workload.layers)
-    left = []
-    for island in plan.islands:
-        own = [number for number, name in enumerate(cluster.ids) if name in island.nodes]
-        share = replace(workload, micro_batches=len(chains(island)))
-        if own and (rest := rerouted(island, Problem(cluster.only(own), share), nobody)) is not None:
-            left.append(rest)
+    left = [rest for island in plan.islands if (rest := _rest_of(island, cluster, workload)) is not None]
     if not left:
         return None
     while (apart := exchange_seconds(cluster, workload, joined(left, 0))) == math.inf:
@@ -128,6 +124,16 @@ def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
     idle = tuple(name for name in cluster.ids if name not in at_work)
     frees_first = tuple(name for name in plan.frees_first if name in at_work)
     return replace(joined(left, plan.generation, idle), rounds=plan.rounds, frees_first=frees_first)
+
+
+def _rest_of(island: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
+    """What goes on of the island; None: it is given up."""
+    nobody = (frozenset[str](),) * len(workload.layers)
+    own = [number for number, name in enumerate(cluster.ids) if name in island.nodes]
+    share = replace(workload, micro_batches=len(chains(island)))
+    ways = (own, *([number for number in own if number != out] for out in reversed(own)))
+    rests = (rerouted(island, Problem(cluster.only(way), share), nobody) for way in ways if way)
+    return next((rest for rest in rests if rest is not None), None)
 
 
 def with_share(island: Plan, share: int) -> Plan:

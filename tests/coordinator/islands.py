@@ -23,9 +23,21 @@ def first_and_others(nodes: Iterable[str]) -> Plan:
     return joined([two_stages([first, second], 4 - len(alone)), *alone], 0)
 
 
+def first_alone(nodes: Iterable[str]) -> Plan:
+    first, *others = sorted(nodes)
+    alone = from_routes(0, [Stage((0, LAYERS), (first,), (), island=0)], [((first,), 4 - len(others))])
+    stage = Stage((0, LAYERS), tuple(others), (), island=1)
+    return joined([alone, from_routes(0, [stage], [((other,), 1) for other in others])], 0)
+
+
 def islands(*nodes: str, **changes: dict[str, Any]) -> World:
     """A world where these nodes compute step 1 of a run with rounds. The test decides the reports of standbys."""
     return _begun(World(fresh(nodes, changes), first_and_others), nodes)
+
+
+def alone_and_replicas(*nodes: str, **changes: dict[str, Any]) -> World:
+    """The same, where the first node is an island, and the others are the replicas of the only stage of another."""
+    return _begun(World(fresh(nodes, changes), first_alone), nodes)
 
 
 def each_alone(*nodes: str, **changes: dict[str, Any]) -> World:

@@ -45,7 +45,11 @@ def _carry_on(state: State) -> CarryOn | None:
         return None  # a plan whose node failed twice is not carried on
     whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
     gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
-    present = [node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone]
+    heard = {node: session.heard for node, session in state.members.sessions.items()}
+    present = sorted(
+        (node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone),
+        key=lambda node: -heard.get(node, 0.0),  # the later a node was heard, the likelier it is still there
+    )
     holders = availability(state).in_memory(ledger.training.step)
     nobody = tuple(frozenset[str]() for _ in described.workload.layers)
     if not present:

@@ -14,7 +14,7 @@ from dtfm.scheduler.islands.partition import partitions, with_newcomers
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.decision import Reason
-from dtfm.scheduler.model.plan import Plan, Stage, check, joined
+from dtfm.scheduler.model.plan import Plan, Stage, check, from_routes, joined
 from dtfm.scheduler.model.population import Island, Member
 from dtfm.scheduler.model.rounds import spread
 from tests.scheduler.clusters import even_workload, uniform_cluster
@@ -253,6 +253,24 @@ def test_of_islands_that_cannot_reach_each_other_the_one_that_does_least_is_give
     after = carried_on(PLAN, replace(CITIES, bandwidth=bandwidth), WORKLOAD)
     assert after is not None
     assert {*after.idle} == given_up
+    check(after, 4, 24)
+
+
+@pytest.mark.parametrize("order", ["abc", "cab"])
+def test_an_island_goes_on_without_the_later_of_two_replicas_that_no_longer_reach_each_other(order: str) -> None:
+    """Only they have its state."""
+    stages = [Stage((0, 4), ("a",), (), island=0), Stage((0, 4), ("b", "c"), (), island=1)]
+    alone = from_routes(0, stages[:1], [(("a",), 12)])
+    plan = joined([alone, from_routes(0, stages[1:], [(("b",), 6), (("c",), 6)])], 0)
+    cluster = cities([3], 1250e6, 1250e6)
+    bandwidth = cluster.bandwidth.copy()
+    one, other = sorted(map(order.index, "bc"))
+    bandwidth[one, other] = bandwidth[other, one] = 0.0
+    nodes = tuple(replace(node, id=name) for node, name in zip(cluster.nodes, order, strict=True))
+    after = carried_on(plan, replace(cluster, nodes=nodes, bandwidth=bandwidth), WORKLOAD)
+    assert after is not None
+    assert islands(after) == [{"a"}, {order[one]}]
+    assert after.idle == (order[other],)
     check(after, 4, 24)
 
 

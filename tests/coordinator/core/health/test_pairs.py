@@ -13,6 +13,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.accused import goes_on_without, of_strangers, verdicts
 from tests.coordinator.answers import links
+from tests.coordinator.islands import alone_and_replicas
 from tests.coordinator.script import LAYERS, LEASE, LONG, World, training
 
 
@@ -171,3 +172,15 @@ def test_what_others_say_of_one_that_is_gone_is_forgotten() -> None:
     assert world.state.ledger.reach.broken == frozenset()
     world.settle()
     goes_on_without(world, "c")
+
+
+def test_of_an_island_whose_replicas_lose_each_other_the_one_that_says_so_goes_on() -> None:
+    """The other may be dead, and only these two have the island's state."""
+    for says_so, other in ("bc", "cb"):
+        world = alone_and_replicas("a", "b", "c")
+        world.now += 0.1
+        world.fail_step(says_so, wire.PEER_LOST, peer=other)
+        assert world.plan_in_force.nodes == ("a", says_so)
+        world.lose(other)
+        world.settle()
+        assert not world.state.ledger.training.began, "no island begins anew"
