@@ -52,8 +52,8 @@ def run_file(
     lease: float = 5.0,
     storage: str = "checkpoints",
 ) -> str:
-    """A run with steps of GLOBAL_BATCH samples in micro-batches of MICRO_BATCH. ``stages``: the number of replicas of each stage; the
-    run starts when all of them are there. ``storage``: of its checkpoints; by default a folder beside the run file."""
+    """A run with steps of GLOBAL_BATCH samples in micro-batches of MICRO_BATCH. ``stages``: the number of replicas of each stage;
+    the run starts when all of them are there. ``storage``: of its checkpoints; by default a folder beside the run file."""
     return f"""
 name = "test"
 seed = 7
