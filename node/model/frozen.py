@@ -103,7 +103,7 @@ class FrozenWeights:
         return self._packing.name
 
     def keep_in(self, folder: Path, source: bytes) -> None:
-        """From now on keeps what is read in ``folder`` on this machine's disk. ``source`` tells from what it is read."""
+        """Keeps copies of the parameters in ``folder`` on this machine's disk from now on. ``source`` identifies their source."""
         self._kept_in = (folder, source)
 
     def load(self, first: int, past_last: int, dtype: torch.dtype, most_bytes: int | None = None) -> None:

@@ -54,8 +54,7 @@ class FrozenCache:
     """
 
     def __init__(self, root: Path, model: bytes) -> None:
-        """``root``: the folder that this machine's processes share. ``model`` tells everything that the packed tensors depend
-        on."""
+        """``root``: the folder that this machine's processes share. ``model`` identifies the model, its packing and the dtype."""
         self._root = root
         self._folder = root / blake3(b"%d\n" % FORMAT + model).hexdigest(16)
         self._is_open = self._is_full = False
@@ -64,7 +63,7 @@ class FrozenCache:
         self._turn = threading.Lock()
 
     def begin(self, sizes: Mapping[str, int]) -> None:
-        """Makes room for parameters, as far as they are missing here. ``sizes``: their bytes, by name."""
+        """Makes room for those of the parameters that are missing here. ``sizes``: their bytes, by name."""
         try:
             with self._alone():
                 if not self._is_open:
