@@ -77,6 +77,7 @@ def put_together(
         device=device,
         hardware=hardware,
         tokens=cache_folder() / "tokens",
+        frozen=cache_folder() / "frozen",
         sender=sender,
         store=StateStore(Images(snapshots.disk.scratch)),
         snapshots=snapshots,

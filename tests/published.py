@@ -42,7 +42,7 @@ def publish_adapter(folder: Path, base: Path, **settings: Any) -> Path:
     return folder
 
 
-def adapter_run(text: str, pretrained: Path, *, weights: str = "bf16", adapter: str = "rank = 4") -> str:
+def adapter_run(text: str, pretrained: Path | str, *, weights: str = "bf16", adapter: str = "rank = 4") -> str:
     """The run file ``text`` with an adapter beside these weights. The text is read byte by byte."""
     model = f'[model]\npretrained = "{pretrained}"\nweights = "{weights}"\n[adapter]\n{adapter}\n'
     before, _, after = text.partition("[data]\n")

@@ -7,14 +7,18 @@ They are in no bucket, and so in no snapshot, reduction, vote or checkpoint. Nod
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from dtfm.node.host.work import WORK
+from dtfm.node.model.frozen_cache import FrozenCache, Parts
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +28,15 @@ Read = Callable[[str], torch.Tensor]
 READERS = 4
 """The number of parameters that are read at the same time."""
 
+Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""By name, the dtypes and shapes of the tensors that a packed parameter consists of."""
+
 
 class Packing:
     """How frozen weights are kept. This class keeps them unchanged, in the dtype that is computed in."""
+
+    name = ""
+    """The packing and the release of its library: another one may make other bytes. Empty: nothing is packed."""
 
     def packed(self, name: str, value: torch.Tensor, dtype: torch.dtype) -> nn.Parameter:
         """The parameter of that name in the host's memory, for computing in ``dtype``: the same bytes on every machine."""
@@ -43,9 +53,21 @@ class Packing:
     def prepare(self, module: nn.Module, names: Iterable[str], dtype: torch.dtype) -> None:
         """Gives ``module`` the submodules that compute with the packed parameters of these names."""
 
+    def layout(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Layout:
+        """What the packed parameter of that name consists of."""
+        return {"values": (dtype, tuple(shape))}
+
+    def parts(self, parameter: nn.Parameter) -> Parts:
+        """The tensors that the packed parameter consists of."""
+        return {"values": parameter.detach().contiguous()}
+
+    def joined(self, parts: Parts, shape: torch.Size, dtype: torch.dtype) -> nn.Parameter:
+        """The packed parameter of these `parts`, which have its `layout`."""
+        return nn.Parameter(parts["values"], requires_grad=False)
+
     def size(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
         """The bytes of the packed parameter."""
-        return shape.numel() * dtype.itemsize
+        return sum(math.prod(part) * of.itemsize for of, part in self.layout(name, shape, dtype).values())
 
     def unpacked_bytes(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
         """The bytes that computing with the packed parameter takes for a while."""
@@ -67,38 +89,60 @@ class FrozenWeights:
         self._of_layers, self._shapes, self._read, self._packing = of_layers, shapes or {}, read, packing
         self._held: dict[str, nn.Parameter] = {}
         self._dtype: torch.dtype | None = None
+        self._kept_in: tuple[Path, bytes] | None = None
+        self._cache: FrozenCache | None = None
         self._closed = False
         self._turn = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._shapes)
 
+    @property
+    def packing(self) -> str:
+        """How they are packed (see Packing.name)."""
+        return self._packing.name
+
+    def keep_in(self, folder: Path, source: bytes) -> None:
+        """Keeps copies of the parameters in ``folder`` on this machine's disk from now on. ``source`` identifies their source."""
+        self._kept_in = (folder, source)
+
     def load(self, first: int, past_last: int, dtype: torch.dtype, most_bytes: int | None = None) -> None:
         """Reads the missing parameters of layers [first, past_last) into the host's memory, for computing in ``dtype``.
 
         Reads at most about ``most_bytes``. Raises ValueError if one cannot be read.
         """
-        missing, room = list[str](), most_bytes
+        missing, room = dict[str, int](), most_bytes
         with self._turn:
             self._compute_in(dtype)
+            cache = self._cache
             for name in self._names(first, past_last):
                 if name not in self._held:
                     size = self._packing.size(name, self._shapes[name], dtype)
                     if room is not None and (room := room - size) < 0:
                         break
-                    missing.append(name)
+                    missing[name] = size
         if not missing:
             return
+        if cache is not None:
+            cache.begin(missing)
+        cached = 0
         with ThreadPoolExecutor(READERS, "frozen") as readers:
             try:
-                for _ in readers.map(lambda name: self._hold(name, dtype), missing):
+                for was_cached in readers.map(lambda name: self._hold(name, dtype, cache), missing):
+                    cached += was_cached
                     WORK.did()
                     if self._closed:
                         raise ValueError("this node is stopping")
             except BaseException:
                 readers.shutdown(wait=False, cancel_futures=True)
                 raise
-        log.info("read %d frozen parameters of layers %d-%d", len(missing), first, past_last - 1)
+        log.info(
+            "read %d frozen parameters of layers %d-%d (%d from this machine's cache)",
+            len(missing),
+            first,
+            past_last - 1,
+            cached,
+        )
 
     def into(
         self, module: nn.Module, first: int, past_last: int, device: torch.device, dtype: torch.dtype
@@ -154,13 +198,29 @@ class FrozenWeights:
     def _names(self, first: int, past_last: int) -> list[str]:
         return list(dict.fromkeys(name for of in self._of_layers[first:past_last] for name in of))
 
-    def _hold(self, name: str, dtype: torch.dtype) -> None:
-        packed = self._packing.packed(name, self._read(name), dtype)
+    def _hold(self, name: str, dtype: torch.dtype, cache: FrozenCache | None) -> bool:
+        """Reads a parameter. Returns whether the cache had it."""
+        with cache.turn(name, lambda: not self._closed) if cache is not None else nullcontext():
+            found = cache.find(name, lambda parts: self._joined(name, parts, dtype)) if cache is not None else None
+            packed = found if found is not None else self._packing.packed(name, self._read(name), dtype)
+            if cache is not None and found is None:
+                cache.keep(name, self._packing.parts(packed))
         with self._turn:
             if self._dtype == dtype:
                 self._held.setdefault(name, packed)
+        return found is not None
+
+    def _joined(self, name: str, parts: Parts, dtype: torch.dtype) -> nn.Parameter:
+        """The packed parameter of these parts. Raises ValueError if it has others."""
+        layout = self._packing.layout(name, self._shapes[name], dtype)
+        if {part: (value.dtype, tuple(value.shape)) for part, value in parts.items()} != layout:
+            raise ValueError("it has other tensors than this packing makes")
+        return self._packing.joined(parts, self._shapes[name], dtype)
 
     def _compute_in(self, dtype: torch.dtype) -> None:
         """The precision of a run may change before its first step."""
         if self._dtype != dtype:
-            self._held, self._dtype = {}, dtype
+            self._held, self._dtype, self._cache = {}, dtype, None
+            if self._kept_in is not None:
+                folder, source = self._kept_in
+                self._cache = FrozenCache(folder, f"{self._packing.name}\n{dtype}\n".encode() + source)

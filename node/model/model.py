@@ -102,6 +102,10 @@ class Model(ABC):
         Empty if the weights follow from the seed. Raises ValueError if they cannot be read."""
         return b""
 
+    def keep_frozen_in(self, folder: Path, seed: int, authority: bytes) -> None:  # noqa: B027  # most models have none
+        """From now on keeps frozen weights in ``folder`` on this machine's disk, unless they are as near already. ``seed`` is the
+        run's, and ``authority`` its coordinator's certificate. Raises ValueError if the weights cannot be read."""
+
     def buffer_dtype(self, computes_in: torch.dtype) -> torch.dtype:
         """The dtype of buffers with floating-point numbers in a stage that computes in ``computes_in``."""
         return computes_in

@@ -25,6 +25,8 @@ class Equipment:
     """The result of `measure_device`."""
     tokens: Path
     """The folder where this machine's nodes share the tokens that they read."""
+    frozen: Path
+    """The folder where they share frozen weights."""
     sender: Sender
     store: StateStore
     snapshots: Snapshots

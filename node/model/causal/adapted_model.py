@@ -79,6 +79,12 @@ class AdaptedLM(CausalLM):
         own = b"" if begun_from is None else begun_from.digest + begun_from.digest_of_values(seed)
         return super().weights_fingerprint(seed) + own
 
+    def keep_frozen_in(self, folder: Path, seed: int, authority: bytes) -> None:
+        """A folder on this machine is as near. But packing its weights again takes longer than reading them packed."""
+        assert self._files is not None
+        if self.frozen.packing or not self._files.is_on_this_disk:
+            self.frozen.keep_in(folder, self._files.source(seed, authority))
+
     def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
         if self._begun_from is None:
             return super().initial_parameters(bucket, seed)

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from dtfm.installed import install_line
 from dtfm.node.model.bucket import HOST
-from dtfm.node.model.frozen import Packing
+from dtfm.node.model.frozen import Layout, Packing
+from dtfm.node.model.frozen_cache import Parts
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ OUTLIERS = 6.0
 """Above this size, numbers that enter a matrix of 8 bits are multiplied apart on a GPU (arXiv 2208.07339), as in transformers."""
 _BLOCK, _BLOCK_OF_SCALES = 64, 256
 """The numbers that share a scale in 4 bits, and the scales that share one (arXiv 2305.14314)."""
-_TABLES = 4 * (16 + 256 + 1)
-"""The bytes of a matrix's tables in 4 bits: of its numbers, of its scales, and their mean."""
+_NUMBERS, _SCALES = 16, 256
+"""The entries of a matrix's tables in 4 bits: of its numbers, and of its scales."""
 
 
 class Quantised(Packing):
@@ -43,6 +44,7 @@ class Quantised(Packing):
             ) from None
         self._library: Any = bitsandbytes
         self._weights = weights
+        self.name = f"{weights}, bitsandbytes {bitsandbytes.__version__}"
         self._packs = {
             f"{name}.weight"
             for name, part in module.named_modules()
@@ -76,14 +78,66 @@ class Quantised(Packing):
             assert isinstance(linear, nn.Linear)
             setattr(module.get_submodule(around), own, self._module(linear, dtype))
 
-    def size(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+    def layout(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Layout:
         if name not in self._packs:
-            return super().size(name, shape, dtype)
-        count = shape.numel()
+            return super().layout(name, shape, dtype)
         if self._weights == "int8":
-            return count + 4 * shape[0]
-        scales = -(-count // _BLOCK)
-        return -(-count // 2) + scales + 4 * -(-scales // _BLOCK_OF_SCALES) + _TABLES
+            return {"values": (torch.int8, tuple(shape)), "scales": (torch.float32, (shape[0],))}
+        scales = -(-shape.numel() // _BLOCK)
+        return {
+            "values": (torch.uint8, (-(-shape.numel() // 2), 1)),
+            "table": (torch.float32, (_NUMBERS,)),
+            "scales": (torch.uint8, (scales,)),
+            "table_of_scales": (torch.float32, (_SCALES,)),
+            "scales_of_scales": (torch.float32, (-(-scales // _BLOCK_OF_SCALES),)),
+            "mean_of_scales": (torch.float32, ()),
+        }
+
+    def parts(self, parameter: nn.Parameter) -> Parts:
+        packed: Any = parameter
+        if hasattr(packed, "SCB"):
+            return {"values": packed.data, "scales": packed.SCB}
+        if not hasattr(packed, "bnb_quantized"):
+            return super().parts(parameter)
+        state = packed.quant_state
+        return {
+            "values": packed.data,
+            "table": state.code,
+            "scales": state.absmax,
+            "table_of_scales": state.state2.code,
+            "scales_of_scales": state.state2.absmax,
+            "mean_of_scales": state.offset,
+        }
+
+    def joined(self, parts: Parts, shape: torch.Size, dtype: torch.dtype) -> nn.Parameter:
+        if "scales" not in parts:
+            return super().joined(parts, shape, dtype)
+        modules, values = self._library.nn, parts["values"]
+        if self._weights == "int8":
+            scales = parts["scales"]
+            made = modules.Int8Params(values, requires_grad=False, has_fp16_weights=False, CB=values, SCB=scales)
+            return cast(nn.Parameter, made)
+        state_of = self._library.functional.QuantState
+        of_scales = state_of(
+            absmax=parts["scales_of_scales"],
+            blocksize=_BLOCK_OF_SCALES,
+            code=parts["table_of_scales"],
+            dtype=torch.float32,
+        )
+        state = state_of(
+            absmax=parts["scales"],
+            shape=shape,
+            code=parts["table"],
+            blocksize=_BLOCK,
+            quant_type="nf4",
+            dtype=dtype,
+            offset=parts["mean_of_scales"],
+            state2=of_scales,
+        )
+        made = modules.Params4bit(
+            values, quant_state=state, blocksize=_BLOCK, compress_statistics=True, quant_type="nf4", bnb_quantized=True
+        )
+        return cast(nn.Parameter, made)
 
     def unpacked_bytes(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
         return shape.numel() * dtype.itemsize if name in self._packs else 0

@@ -20,7 +20,7 @@ import torch
 
 from dtfm.node.data.problems import Withheld, in_one_line
 from dtfm.node.data.reaching import hub_token, needs_leave, open_place, told
-from dtfm.protos.places import is_web
+from dtfm.protos.places import COORDINATORS_DISK, LOCAL, is_web
 from dtfm.protos.published_files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -118,6 +118,29 @@ class WeightFiles:
         repository, _, commit = self._path.partition("@")
         on_hub = "://" not in self.name and commit and repository == repository_of(self.name)
         return (repository, commit) if on_hub else (self.name, None)
+
+    @property
+    def is_on_this_disk(self) -> bool:
+        """Whether the folder is on this machine's disk, or mounted there."""
+        protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
+        return bool(protocols & LOCAL)
+
+    def source(self, seed: int, authority: bytes) -> bytes:
+        """Tells these files from others that any run on this machine may name.
+
+        It has their place, because one run could prepare files with another run's digests. On a coordinator's disk the place is
+        its ``authority``'s. On the hub the commit tells the values. Elsewhere `digest_of_values` tells them, and on this disk
+        also the times of writing. Raises ValueError if a file cannot be read.
+        """
+        seen = [f"{self._fs.protocol} {self._path}".encode(), self.digest]
+        if self.published[1] is None:
+            seen.append(self.digest_of_values(seed))
+        if self.name.startswith(COORDINATORS_DISK):
+            seen.append(authority)
+        if self.is_on_this_disk:
+            files = sorted({stored.file for stored in self.tensors.values()})
+            seen.append(str([self._fs.info(f"{self._path}/{file}")["mtime"] for file in files]).encode())
+        return b"\n".join(seen)
 
     def keep_text_tower(self, config: dict[str, Any]) -> None:
         """Forgets all except the language model in a model that also reads images or sounds. Its tensors get the names that

@@ -83,6 +83,7 @@ class Node:
             sender=Sender("n0", lambda *failed: None),
             store=StateStore(),
             tokens=folder / "tokens",
+            frozen=folder / "frozen",
             snapshots=Snapshots(Disk(folder, "n0"), report),
         )
         self.trainer = Trainer(self.equipment, loop, report, lambda error: pytest.fail(str(error)))

@@ -53,6 +53,7 @@ class Node:
             sender=Sender(name, lambda *failed: None),
             store=StateStore(),
             tokens=folder / "tokens",
+            frozen=folder / "frozen",
             snapshots=Snapshots(Disk(folder, name), report),
         )
         self.trainer = Trainer(self.equipment, loop, report, lambda error: pytest.fail(str(error)))
