@@ -117,9 +117,10 @@ class Model(ABC):
 
     def backward_flops(self, layer: int) -> float:
         """The FLOPs of a layer's backward pass for one sample: of the gradient of its input as many as forward, and of the
-        gradients of the matrices that are trained."""
+        gradients of the matrices that are trained. Embeddings are no products, and cost nothing."""
+        forward = self.layers[layer].flops
         if not self.frozen:
-            return 2 * self.layers[layer].flops
+            return 2 * forward
         tokens = math.prod(self.layers[layer].output[:-1])
         trained = sum(
             math.prod(shape)
@@ -128,7 +129,7 @@ class Model(ABC):
             for _, shape in spec.parameters
             if len(shape) == 2
         )
-        return self.layers[layer].flops + 2.0 * tokens * trained
+        return min(2 * forward, forward + 2.0 * tokens * trained)
 
     @property
     def passes(self) -> float:

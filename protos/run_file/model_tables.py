@@ -97,8 +97,8 @@ class Model(Table):
         return module
 
 
-MOST_TARGETS = 100
-"""Names of modules in adapter.targets."""
+MOST_NAMES = 100
+"""Names of modules in adapter.targets, and in adapter.train_also."""
 
 
 class Adapter(Table):
@@ -144,11 +144,31 @@ class Adapter(Table):
             raise ValueError("dropout is not supported yet: replicas would train different things; leave it out")
         return dropout
 
+    train_also: list[str] = Field(
+        default=[],
+        description='Modules that are trained whole beside the adapter, like ["embed_tokens", "lm_head"], by the ends of their '
+        'names, as in peft\'s `modules_to_save`: "norm" also means each "input_layernorm", and "model.norm" the last norm '
+        "alone. Their weights are kept in `train.precision`, whatever `model.weights` says, with gradients and moments. If a "
+        "model's head is its embedding, both are one matrix here too.",
+    )
+
     @field_validator("targets", mode="plain")
     @classmethod
     def _targets_fit(cls, targets: object) -> object:
-        named = targets if isinstance(targets, list) and len(targets) <= MOST_TARGETS else []
-        are_names = [isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.]{1,200}", name) for name in named]
-        if targets == "all-linear" or (are_names and all(are_names)):
+        if targets == "all-linear" or (targets and _are_names(targets)):
             return targets
         raise ValueError('must be "all-linear", or names of modules, like ["q_proj", "v_proj"]')
+
+    @field_validator("train_also", mode="plain")
+    @classmethod
+    def _train_also_fits(cls, names: object) -> object:
+        if _are_names(names):
+            return names
+        raise ValueError('must be names of modules, like ["embed_tokens", "lm_head"]')
+
+
+def _are_names(given: object) -> bool:
+    """Whether these are names of modules, and not too many."""
+    if not isinstance(given, list) or len(given) > MOST_NAMES:
+        return False
+    return all(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.]{1,200}", name) for name in given)

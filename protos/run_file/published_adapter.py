@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_UNUSUAL = ("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices")
+_UNUSUAL = ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 """What a run does not train. Each is empty in adapters that a run can go on with."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -15,13 +15,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 @dataclass(frozen=True, slots=True)
 class PublishedAdapter:
     """``base``: the model beside which it stands, with "@" and the commit if these are known. ``targets``: the modules that have
-    an adapter, by the ends of their names, or "all-linear"."""
+    an adapter, by the ends of their names, or "all-linear". ``train_also``: those that are trained whole beside it, likewise."""
 
     base: str
     rank: int
     alpha: float
     targets: tuple[str, ...] | str
     rs: bool
+    train_also: tuple[str, ...] = ()
 
 
 def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
@@ -44,7 +45,10 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
         raise ValueError(
             f"{name} names its targets by a pattern, {targets!r:.80}, which runs do not know; list them there"
         )
+    also = config.get("modules_to_save") or []
+    if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
+        raise ValueError(f"{name} has modules_to_save = {also!r:.80}, which is no list of names; copy it again")
     base, revision = str(config.get("base_model_name_or_path") or ""), str(config.get("revision") or "")
     if base and _COMMIT.fullmatch(revision) and "@" not in base:
         base = f"{base}@{revision}"
-    return PublishedAdapter(base, rank, float(alpha), targets, bool(config.get("use_rslora")))
+    return PublishedAdapter(base, rank, float(alpha), targets, bool(config.get("use_rslora")), tuple(sorted(also)))

@@ -216,6 +216,7 @@ class RunFile(Table):
             targets=named,
             pretrained=begun_from,
             rs=self.adapter.rs,
+            train_also=self.adapter.train_also,
         )
 
 

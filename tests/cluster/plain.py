@@ -329,6 +329,8 @@ def adapted_model(run: Run, data: Data) -> Any:
         lora_alpha=int(spec.adapter.alpha),
         target_modules=list(spec.adapter.targets) or "all-linear",
         use_rslora=spec.adapter.rs,
+        modules_to_save=list(spec.adapter.train_also) or None,
+        ensure_weight_tying=bool(spec.adapter.train_also and base.config.tie_word_embeddings),
     )
     if spec.adapter.pretrained:
         begun: Any = PeftModel.from_pretrained(base, spec.adapter.pretrained, is_trainable=True)
@@ -337,7 +339,7 @@ def adapted_model(run: Run, data: Data) -> Any:
     module.train(bool(packing))  # bitsandbytes computes otherwise for evaluations, and families drop out for training
     described = load_once(spec, data.sample)
     values = {k: v for spec in described.buckets for k, v in described.initial_parameters(spec, run.seed).items()}
-    trained = {name.removeprefix("base_model.model."): p for name, p in module.named_parameters() if p.requires_grad}
+    trained = trained_in(module)
     assert trained.keys() == values.keys()
     with torch.no_grad():
         for name, parameter in trained.items():
@@ -356,8 +358,15 @@ def plain_adapter(run: Run, steps: int) -> dict[str, torch.Tensor]:
         inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
         torch.autograd.backward(mean_loss(module(inputs), labels, per_token=train.loss_per_token))
         update(run, module, optimizer, step)
+    return {name: parameter.detach() for name, parameter in trained_in(module).items()}
+
+
+def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters of peft's ``module``, by their names in the model."""
     return {
-        name.removeprefix("base_model.model."): p.detach() for name, p in module.named_parameters() if p.requires_grad
+        name.removeprefix("base_model.model.").replace(".modules_to_save.default.", "."): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
     }
 
 

@@ -56,6 +56,36 @@ def test_losses_and_adapters_equal_one_process(
         torch.testing.assert_close(adapter[name], value, rtol=0, atol=10 * tolerance, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("family", "weights", "stages", "names", "tolerance"),
+    [
+        ("llama", "bf16", 2, '["embed_tokens", "lm_head", "norm"]', 1e-6),
+        pytest.param("llama", "bf16", 1, '["embed_tokens", "lm_head", "norm"]', 1e-6, marks=pytest.mark.soak),
+        ("gemma2", "bf16", 2, '["embed_tokens"]', 1e-6),
+        pytest.param("gpt2", "bf16", 3, '["lm_head", "ln_f"]', 1e-6, marks=pytest.mark.soak),
+        pytest.param("llama", "nf4", 2, '["lm_head", "down_proj"]', 1e-4, marks=pytest.mark.soak),
+    ],
+)
+def test_so_do_modules_that_are_trained_whole(
+    tmp_path: Path, family: str, weights: str, stages: int, names: str, tolerance: float
+) -> None:
+    """The heads of gemma2 and gpt2 are their embeddings."""
+    text = run_file(stages=[1] * stages, steps=STEPS, precision="fp32")
+    run = adapter_run(
+        text, publish(tmp_path / family, family), weights=weights, adapter=f"rank = 4\ntrain_also = {names}"
+    )
+    with nodes_of(run, stages, 1) as nodes:
+        losses = [nodes.train() for _ in range(STEPS)]
+        trained = trained_by(nodes)
+    path = tmp_path / "run.toml"
+    assert losses == pytest.approx(losses_alone(path), rel=0, abs=tolerance)
+    alone = plain_adapter(run_at(path), STEPS)
+    assert trained.keys() == alone.keys()
+    assert not all(".lora_" in name for name in trained)
+    for name, value in alone.items():
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=10 * tolerance, msg=name)
+
+
 @pytest.mark.soak
 def test_the_head_may_make_its_logits_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LEAST_TOKENS", 8)
