@@ -127,10 +127,11 @@ def _going_on(folder: Path, run: RunFile) -> dict[str, Any]:
         ("targets", theirs),
         ("rs", found.rs),
         ("train_also", also),
+        ("dropout", found.dropout),
     ):
         mine = sorted(table[key]) if isinstance(table[key], list) else table[key]
         # Whether these are all matrices, nodes find out.
-        if key in given and mine != value and mine != "all-linear":
+        if key in given and mine != value and mine != "all-linear" and key != "dropout":
             raise ValueError(
                 f"adapter.{key} = {json.dumps(mine)}, but the adapter in {folder} has {json.dumps(value)}; leave {key} out, or "
                 "begin a new adapter"

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.dropout import dropping_again
 from dtfm.node.model.frozen import FrozenWeights
 from dtfm.node.model.initial_values import initial_values
 from dtfm.protos.plan_pb2 import MUON, Optimizer
@@ -199,11 +200,12 @@ def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None
 
 
 def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """``layer``, changed to keep its input alone for the backward pass, which computes the rest again. Nothing in a layer is
-    random (dropout is off), so no state of random numbers is kept."""
+    """``layer``, changed to keep its input alone for the backward pass, which computes the rest again. No state of random numbers
+    is kept: a layer drops the same numbers again (`Dropout`), and does nothing else at random."""
 
     def again(*args: Any, **keywords: Any) -> Any:
-        return checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
+        how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": dropping_again}
+        return checkpoint(layer, *args, **how, **keywords)
 
     return again
 

@@ -125,7 +125,13 @@ class Adapter(Table):
         default=False,
         description="The product counts times `alpha` over the square root of `rank` (rsLoRA), which suits high ranks.",
     )
-    dropout: float = Field(default=0.0, description="Only 0 is supported: a step must not depend on who computes it.")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="The share of each adapted matrix's input that its adapter does not get in a step, like 0.05. Which numbers "
+        "these are follows from `seed`, the micro-batch and the matrix: all nodes drop the same.",
+    )
     targets: Literal["all-linear"] | list[str] = Field(
         default="all-linear",
         description='The modules that get an adapter, like ["q_proj", "v_proj"], by the ends of their names. "all-linear": all '
@@ -136,13 +142,6 @@ class Adapter(Table):
     @classmethod
     def _pretrained_usable(cls, pretrained: str) -> str:
         return _usable(pretrained)
-
-    @field_validator("dropout")
-    @classmethod
-    def _no_dropout(cls, dropout: float) -> float:
-        if dropout:
-            raise ValueError("dropout is not supported yet: replicas would train different things; leave it out")
-        return dropout
 
     train_also: list[str] = Field(
         default=[],

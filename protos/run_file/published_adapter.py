@@ -22,6 +22,7 @@ class PublishedAdapter:
     alpha: float
     targets: tuple[str, ...] | str
     rs: bool
+    dropout: float = 0.0
     train_also: tuple[str, ...] = ()
 
 
@@ -36,9 +37,12 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
             f"{name} has {unusual[0]} = {config[unusual[0]]!r:.80}, which runs do not train; merge it with its model "
             "(peft's merge_and_unload), and begin with that"
         )
+    dropout = config.get("lora_dropout") or 0.0
     rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float):
-        raise ValueError(f"{name} has no numbers as r and lora_alpha in its adapter_config.json; copy it again")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not isinstance(dropout, int | float):
+        raise ValueError(
+            f"{name} has no numbers as r, lora_alpha and lora_dropout in its adapter_config.json; copy it again"
+        )
     if isinstance(targets, list) and all(isinstance(each, str) for each in targets):
         targets = tuple(sorted(targets))
     elif targets != "all-linear":
@@ -51,4 +55,6 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
     base, revision = str(config.get("base_model_name_or_path") or ""), str(config.get("revision") or "")
     if base and _COMMIT.fullmatch(revision) and "@" not in base:
         base = f"{base}@{revision}"
-    return PublishedAdapter(base, rank, float(alpha), targets, bool(config.get("use_rslora")), tuple(sorted(also)))
+    return PublishedAdapter(
+        base, rank, float(alpha), targets, bool(config.get("use_rslora")), float(dropout), tuple(sorted(also))
+    )

@@ -217,6 +217,7 @@ class RunFile(Table):
             pretrained=begun_from,
             rs=self.adapter.rs,
             train_also=self.adapter.train_also,
+            dropout=self.adapter.dropout,
         )
 
 

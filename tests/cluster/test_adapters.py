@@ -116,9 +116,10 @@ def test_so_do_nodes_that_keep_the_frozen_weights_in_few_bits(tmp_path: Path, we
 
 
 @pytest.mark.soak
-def test_a_node_is_killed_and_another_joins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["rank = 4", "rank = 4\ndropout = 0.1"])
+def test_a_node_is_killed_and_another_joins(tmp_path: Path, adapter: str) -> None:
     """The newcomer reads the frozen weights while the others train."""
-    text = run_of(tmp_path, [2], steps=5000, learning_rate=1e-3)
+    text = run_of(tmp_path, [2], adapter=adapter, steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, nodes=("stays", "dies")) as cluster:
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
         cluster.nodes["dies"].send(signal.SIGKILL)

@@ -313,9 +313,8 @@ def workload_of_run(run: RunFile) -> Workload:
                 f"memory with adapter.train_also = {adapter.train_also!r:.200} is not known without the model; known are "
                 f"{', '.join(sorted(TRAINED_ALSO))}"
             )
-        beside = Beside(
-            adapter.rank, model.weights, TRAINED_ALSO if also and config.get("tie_word_embeddings") else also
-        )
+        both = TRAINED_ALSO if also and config.get("tie_word_embeddings") else also
+        beside = Beside(adapter.rank, model.weights, both, adapter.dropout > 0)
     layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16, beside)
     if beside is None:
         return workload_of(layers, run)

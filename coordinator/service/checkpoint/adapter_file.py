@@ -41,6 +41,7 @@ def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
         "r": run["adapter"].get("rank"),
         "lora_alpha": run["adapter"].get("alpha"),
         "use_rslora": bool(run["adapter"].get("rs")),
+        "lora_dropout": run["adapter"].get("dropout") or 0.0,
     }
     return (json.dumps(found | known, indent=2, sort_keys=True) + "\n").encode()
 

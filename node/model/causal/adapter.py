@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.model.causal.adapter_files import LORA
 from dtfm.node.model.causal.trained_modules import check_named, train_whole
+from dtfm.node.model.dropout import Dropout
 from dtfm.protos.plan_pb2 import Run
 
 _NAME = "default"
@@ -32,6 +33,7 @@ def adapter_config(adapter: Run.Adapter, base: str, revision: str | None) -> Lor
         use_rslora=adapter.rs,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft divides it, whatever number it is
         target_modules=list(adapter.targets) or "all-linear",
+        lora_dropout=adapter.dropout,
         bias="none",
         task_type="CAUSAL_LM",
         modules_to_save=list(adapter.train_also) or None,
@@ -79,6 +81,8 @@ def with_adapter(module: PreTrainedModel, decoder: str, config: LoraConfig) -> P
             rows, columns = part.out_features, part.in_features
             assert rows is not None
             assert columns is not None
+            if config.lora_dropout:
+                part.lora_dropout[_NAME] = Dropout(config.lora_dropout, name)  # peft's would differ from node to node
             smallest = min(rows, columns)
             if config.r > smallest:
                 raise ValueError(
