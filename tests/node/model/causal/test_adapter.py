@@ -190,7 +190,8 @@ def test_it_begins_with_the_numbers_of_a_published_adapter(folder: Path, tmp_pat
         ({"use_dora": True}, "adapter.pretrained: ADAPTER has use_dora = True, which runs do not train; merge it"),
         (
             {"modules_to_save": ["lm_head"]},
-            "adapter.pretrained: ADAPTER has modules_to_save = ['lm_head'], which runs do not",
+            "adapter.pretrained: ADAPTER: it has base_model.model.lm_head.weight, which the run does not train; set "
+            "adapter.train_also = ['lm_head']",
         ),
     ],
 )
