@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
-from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.accused import goes_on_without, of_strangers, verdicts
