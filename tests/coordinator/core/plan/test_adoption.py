@@ -51,7 +51,7 @@ def test_messages_about_an_older_plan_are_ignored() -> None:
     world.hear("a", plan_ready=wire.PlanReady(generation=1))
     phase = world.state.phase
     assert isinstance(phase, Switching)
-    assert (phase.awaiting, phase.since) == ({"a", "b"}, world.now)
+    assert (phase.awaiting, phase.since) == (frozenset("ab"), world.now)
 
 
 def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
