@@ -121,6 +121,6 @@ async def test_large_pings_fill_little() -> None:
                 grpc.StatusCode.UNAVAILABLE,  # the connection has too many calls
             }
             print(f"480 pings of a MiB fill {(at.most - before) / 2**20:.0f} MiB")
-            assert at.most - before <= MOST_FILLED
+            assert at.most - before <= 2 * MOST_FILLED, "480 MiB were sent"
             for channel in open_:
                 assert await method(channel, "Ping")(b"after") == b"after"
