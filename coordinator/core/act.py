@@ -71,7 +71,7 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         transition.emit(setback.mismatch)
     doubts = (*setback.doubts, *_give_up(transition, setback))
     if setback.problem == OVERDUE:
-        transition.state = replace(transition.state, stalls=transition.state.with_stall)
+        transition.state = replace(transition.state, stalled=transition.state.ledger.trust.commits)
     _leave_out(transition, setback.unwell)
     if transition.state.stopped:
         return

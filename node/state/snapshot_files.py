@@ -22,6 +22,7 @@ from safetensors.torch import save
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.reaching import open_place, withheld
 from dtfm.node.data.shared.storage import PIECE_BYTES, write
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 from dtfm.protos.bucket_layout import FURTHER_NAMES, LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest
@@ -210,4 +211,5 @@ def read_pieces(folder: str, name: str, most: int) -> Iterator[bytes]:
                     f"checkpoint {folder}: {name} is longer than one of the run's model and precision; resume with those that "
                     "it was made with"
                 )
+            WORK.did()
             yield piece
