@@ -77,7 +77,7 @@ def _compiler(*, makes_arrays: bool, from_python: bool) -> Callable[[_F], _F]:
     return compile_later
 
 
-class _Inner(CPUDispatcher):  # type: ignore[misc]  # Numba has no types
+class _Inner(CPUDispatcher):
     """Refuses calls from Python, for which there is no wrapper: they would end the process."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:

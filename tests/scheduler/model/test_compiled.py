@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.model.compiled import compiled, entry
-from dtfm.scheduler.model.tables import Floats
+from dtfm.scheduler.model.problem import Floats
 
 IMPORT = "from __future__ import annotations\nfrom dtfm.scheduler.model.compiled import compiled, entry\n"
 CALLEE = f"{IMPORT}@compiled()\ndef number() -> int: return"
