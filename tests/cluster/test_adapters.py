@@ -19,6 +19,7 @@ from tests.cluster.launch import Cluster
 from tests.cluster.plain import plain_adapter
 from tests.cluster.runs import held_out_loss, losses_alone, run_at, run_file
 from tests.published import adapter_run, publish, publish_adapter
+from tests.web import web
 
 STEPS = 4
 
@@ -61,6 +62,23 @@ def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> N
         last = cluster.of("evaluated")[-1]["loss"]
         assert held_out_loss(cluster.run_file, model, 8) == pytest.approx(last, abs=1e-6)
     assert not [path.name for path in target.iterdir() if path.name in ("config.json", "model.safetensors")]
+
+
+def test_a_second_start_reads_no_frozen_weights_from_the_source(tmp_path: Path) -> None:
+    """Each start reads the files' descriptions and a piece of each tensor, for the fingerprint. The second run is another one of
+    the same model."""
+    read = list[int]()
+    with web(publish(tmp_path / "published")) as source:
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            folder.mkdir()
+            source.asked.clear()
+            text = run_file(stages=[1], steps=1, precision="fp32")
+            with Cluster(folder, adapter_run(text, source.address)) as cluster:
+                node = cluster.add("a", environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+                assert cluster.finish(timeout=500) == 0
+            read.append(len([file for file, begin, _ in source.asked if file == "model.safetensors" and begin > 8]))
+    assert read == [60, 30]
+    assert "read 30 frozen parameters of layers 0-4 (30 from this machine's cache)" in node.errors
 
 
 @pytest.mark.soak
