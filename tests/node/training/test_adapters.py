@@ -66,7 +66,7 @@ def test_losses_and_adapters_equal_one_process(
         pytest.param("llama", "bf16", 1, '["embed_tokens", "lm_head", "norm"]', 1e-6, marks=pytest.mark.soak),
         ("gemma2", "bf16", 2, '["embed_tokens"]', 1e-6),
         pytest.param("gpt2", "bf16", 3, '["lm_head", "ln_f"]', 1e-6, marks=pytest.mark.soak),
-        pytest.param("llama", "nf4", 2, '["lm_head", "down_proj"]', 1e-4, marks=pytest.mark.soak),
+        pytest.param("llama", "nf4", 2, '["lm_head", "norm"]', 1e-4, marks=pytest.mark.soak),
     ],
 )
 def test_so_do_modules_that_are_trained_whole(
