@@ -21,6 +21,9 @@ Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str | int], ...]]
 LOOKAHEAD_BYTES = 16 << 20
 """Bytes that a sender may be ahead of what the receiver has read, per stream: fills 1 Gbit/s at a round trip of 130 ms."""
 
+RELAY_LOOKAHEAD_BYTES = 2 << 20
+"""The same at a relay, where bytes of many streams may wait: fills 100 Mbit/s at a round trip of 160 ms."""
+
 CONTROL_LOOKAHEAD_BYTES = 64 << 10
 """The same for what nodes tell the coordinator."""
 
@@ -42,11 +45,6 @@ _CAREFUL = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-_COMMON = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-)
-
 
 def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
     """Options of a client's channel.
@@ -56,7 +54,8 @@ def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
     """
     half = max(int(lease * 500), 100)
     return (
-        *_COMMON,
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", half),
         ("grpc.keepalive_timeout_ms", half),
@@ -69,11 +68,14 @@ def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
     )
 
 
-def server_options() -> tuple[tuple[str, int], ...]:
+def server_options(relay: bool = False) -> tuple[tuple[str, int], ...]:
     """Options of a node's server: messages of a frame at most, room for a fast and far link, pings allowed, a port in use refused
-    and not shared. A connection that has not shown a certificate in time is closed, and so is each that is one too many."""
+    and not shared. A connection that has not shown a certificate in time is closed, and so is each that is one too many.
+    ``relay``: it also passes on what others send."""
     return (
-        *_COMMON,
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.http2.lookahead_bytes", RELAY_LOOKAHEAD_BYTES if relay else LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", int(not relay)),  # it would widen the window
         ("grpc.max_receive_message_length", MAX_FRAME_BYTES + REFUSED_BY_NAME_BYTES),
         *_CAREFUL,
         ("grpc.so_reuseport", 0),

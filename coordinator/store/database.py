@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,22 +23,25 @@ _POSTGRESQL = {
     "options": "-c idle_in_transaction_session_timeout=5s",  # a coordinator that is stopped within a write blocks no other
 }
 """Default settings of a connection. The URL's own settings take precedence."""
+_STATES_AWAY = ("08", "53", "57P")
+"""The beginnings of the SQLSTATE of a PostgreSQL that cannot be used for now (its manual's appendix A): its connection, its
+resources, its operator."""
+_DROPPED = "57P04"
+"""The SQLSTATE of a database that is gone for good."""
 _AWAY = (
-    "disk is full",
     "No space left on device",
     "Is the server running",  # libpq adds it where nobody listens
     "is starting up",
     "is shutting down",
     "in recovery mode",
     "server closed the connection",
-    "terminating connection",
     "timeout expired",
     "could not receive data from server",
     "Temporary failure in name resolution",
     "No route to host",
     "Network is unreachable",
 )
-"""Parts of the errors of a database that cannot be used for now."""
+"""Parts of errors that have no SQLSTATE, mostly libpq's while it connects, of a database that cannot be used for now."""
 _SECRET = frozenset(("scram_client_key", "scram_server_key"))
 """Further secrets of libpq, beside the names that contain "password" or "secret"."""
 
@@ -98,12 +102,20 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except exc.SQLAlchemyError as error:
-        text = " ".join(str(getattr(error, "orig", None) or error).split())
+        cause = getattr(error, "orig", None) or error
+        text = " ".join(str(cause).split())
         if isinstance(error, exc.IntegrityError):
             kind: type[StoreError] = AnotherWriter
         else:
-            kind = StoreAway if any(part in text for part in _AWAY) else StoreError
+            kind = StoreAway if _is_away(cause, text) else StoreError
         raise kind(f"store {name}: {in_words(text)}") from None
+
+
+def _is_away(cause: BaseException, text: str) -> bool:
+    if state := getattr(cause, "sqlstate", None):
+        return state.startswith(_STATES_AWAY) and state != _DROPPED
+    full = getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return full or any(part in text for part in _AWAY)
 
 
 def _durable(connection: Any, _record: object) -> None:

@@ -21,7 +21,8 @@ from contextlib import AsyncExitStack
 import grpc
 import grpc.aio
 
-from dtfm.node.transport.pipes import PIECE, Pipe, call_pipe, join, served_pipe, socket_pipe
+from dtfm.node.transport.backlogs import Backlogs
+from dtfm.node.transport.pipes import PIECE, Pipe, call_pipe, join, read_ahead, served_pipe, socket_pipe
 from dtfm.protos.connection import read_address
 from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method, told
 
@@ -51,12 +52,15 @@ class Holder:
         self.relay = relay
         self._waiting: dict[str, deque[Pipe]] = {}
         self._arrived = asyncio.Condition()
+        self._backlogs = Backlogs()
 
-    async def serve_lender(self, node: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Holds a connection that ``node`` lends, until it is used up."""
+    async def serve_lender(self, node: str, key: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Holds a connection that ``node``, of ``key``, lends, until it is used up, or speaks before anybody has taken it."""
         pipe, closed = served_pipe(requests, context)
+        lent, spoken = read_ahead(self._backlogs.watched(pipe, key))
         waiting = self._waiting.setdefault(node, deque())
-        waiting.append(pipe)
+        waiting.append(lent)
+        spoken.add_done_callback(lambda _: lent.close() if lent in waiting else None)
         if len(waiting) > SPARE:  # the oldest may be of a process that has vanished without a word
             waiting.popleft().close()
         async with self._arrived:
@@ -64,22 +68,29 @@ class Holder:
         try:
             await closed.wait()
         finally:
+            spoken.cancel()
             with contextlib.suppress(ValueError):
-                waiting.remove(pipe)
+                waiting.remove(lent)
             if not waiting and self._waiting.get(node) is waiting:
                 del self._waiting[node]
 
-    async def serve_borrower(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Joins the caller's bytes with a connection of the lender that its metadata name."""
+    async def serve_borrower(self, key: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Joins the bytes of the caller, of this ``key``, with a connection of the lender that its metadata name."""
         if not self.relay:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "NOT_A_RELAY: this node is none; see join --relay")
         lender = told(context.invocation_metadata(), LENDER_METADATA)
+        pipe, closed = served_pipe(requests, context)
+        borrowed = self._backlogs.watched(pipe, key)
         try:
-            borrowed, _ = served_pipe(requests, context)
             lent = await self.take(lender, BORROWING_SECONDS)
-            await join(borrowed, lent)
         except NotLent as why:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"NOT_LENT: {why}")
+        joined = asyncio.create_task(join(borrowed, lent))
+        joined.add_done_callback(lambda _: closed.set())
+        try:
+            await closed.wait()
+        finally:
+            joined.cancel()
 
     async def take(self, lender: str, patience: float) -> Pipe:
         """The newest connection that the node has lent. Waits up to ``patience`` seconds for one. Raises NotLent."""

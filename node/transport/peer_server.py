@@ -88,7 +88,7 @@ class PeerServer:
         self._give_way = give_way
         self._receiver: Receiver | None = None
         self._identity = nobody()
-        self._server = grpc.aio.server(options=server_options())
+        self._server = grpc.aio.server(options=server_options(self.holder.relay))
         self.callers = Callers()
         self._slowed = Counter[str]()  # the number of calls that wait, by key
         self._warden: Warden | None = None  # until it listens
@@ -254,11 +254,11 @@ class PeerServer:
 
     async def _lend(self, requests: AsyncIterator[bytes], context: Context) -> None:
         node = await self._member(context)
-        await self.holder.serve_lender(node, requests, context)
+        await self.holder.serve_lender(node, shown_key(context.auth_context()), requests, context)
 
     async def _borrow(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await self._member(context)
-        await self.holder.serve_borrower(requests, context)
+        await self.holder.serve_borrower(shown_key(context.auth_context()), requests, context)
 
     async def _member(self, context: Context) -> str:
         """The caller's name, which its certificate shows."""

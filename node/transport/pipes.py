@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -61,6 +61,17 @@ def served_pipe(
         return await anext(requests, b"")
 
     return Pipe(read, lambda data: context.write(data), closed.set), closed
+
+
+def read_ahead(pipe: Pipe) -> tuple[Pipe, asyncio.Task[bytes]]:
+    """The pipe, and its first bytes, which are read from now on: they come from the pipe as well."""
+    first = asyncio.create_task(pipe.read())
+    unread = [first]
+
+    async def read() -> bytes:
+        return await (unread.pop() if unread else pipe.read())
+
+    return replace(pipe, read=read), first
 
 
 async def join(one: Pipe, other: Pipe) -> None:

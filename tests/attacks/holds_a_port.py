@@ -1,5 +1,5 @@
-"""`python -m tests.attacks.holds_a_port`: node a's port for peers, in a process of its own. Prints the port, and ends with its
-input."""
+"""`python -m tests.attacks.holds_a_port [relay]`: node a's port for peers, in a process of its own; a may be a relay. Prints the
+port, and ends with its input."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.transport.lent_connections import Holder
 from dtfm.node.transport.peer_server import PeerServer
 from tests.protos.members import member
 
@@ -16,7 +17,7 @@ async def no_wait(seconds: float) -> None:
 
 
 async def main() -> None:
-    server = PeerServer(StateStore(), no_wait)
+    server = PeerServer(StateStore(), no_wait, holder=Holder(relay="relay" in sys.argv))
     port = await server.start("127.0.0.1:0")
     server.become(member("a"), lease=60.0)
     print(port, flush=True)

@@ -15,9 +15,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from dtfm.node.transport.backlogs import MOST_BEHIND
 from dtfm.protos.connection import open_channel
 from dtfm.protos.identity.credentials import Identity, issue, public_key, read_public_key, to_peer
-from dtfm.protos.streams import method
+from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method
 from tests.cluster.launch import ROOT
 from tests.protos.members import AUTHORITY, DAY, key_of
 
@@ -27,6 +28,9 @@ PIECE = bytes(256 << 10)
 MOST_SENT = 20 << 20
 """By each call: more than the peer's window."""
 MOST_FILLED = 100 << 20
+
+Named = tuple[tuple[str, str], ...]
+"""A call's metadata."""
 
 
 @dataclass
@@ -43,8 +47,8 @@ class Port:
 
 
 @contextmanager
-def port() -> Iterator[Port]:
-    command = [sys.executable, "-m", "tests.attacks.holds_a_port"]
+def port(*arguments: str) -> Iterator[Port]:
+    command = [sys.executable, "-m", "tests.attacks.holds_a_port", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -66,13 +70,13 @@ class Sent:
     def __init__(self) -> None:
         self.bytes = 0
 
-    async def pour(self, channel: grpc.aio.Channel) -> None:
+    async def pour(self, channel: grpc.aio.Channel, call: str = "Upload", named: Named = ()) -> None:
         async def pieces() -> AsyncIterator[bytes]:
             for _ in range(MOST_SENT // len(PIECE)):
                 yield PIECE
                 self.bytes += len(PIECE)
 
-        pouring = method(channel, "Upload")(pieces())
+        pouring = method(channel, call)(pieces(), metadata=named)
         with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             await pouring.code()  # reads no answer
 
@@ -98,6 +102,40 @@ async def test_eight_names_of_one_key_fill_little_by_probes() -> None:
             for task in pouring:
                 task.cancel()
             await asyncio.gather(*pouring, return_exceptions=True)
+
+
+def deaf_channel(port: int, identity: Identity) -> grpc.aio.Channel:
+    """Its other end may send little that this one does not read."""
+    credentials, named = to_peer(identity, "a")
+    narrow = (("grpc.http2.lookahead_bytes", 64 << 10), ("grpc.http2.bdp_probe", 0))
+    own = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+    return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=(*named, *narrow, *own))
+
+
+async def test_names_of_one_key_that_lend_to_each_other_and_do_not_read_fill_little_of_a_relay() -> None:
+    async with AsyncExitStack() as stack:
+        at, sent, pouring = stack.enter_context(port("relay")), Sent(), []
+        channels = [await stack.enter_async_context(deaf_channel(at.number, name(n))) for n in range(NAMES)]
+        for channel in channels:
+            await method(channel, "Ping")(b"")
+        before = at.most
+        for number, channel in enumerate(channels):
+            lender = f"mallory-{number}"
+            for _ in range(CALLS // 2):
+                lent = method(channel, "Lend")(metadata=((NODE_METADATA, lender),))
+                stack.callback(lent.cancel)
+                named = ((NODE_METADATA, lender), (LENDER_METADATA, lender))
+                pouring.append(asyncio.create_task(sent.pour(channel, "Borrow", named)))
+                await lent.read()  # the two are joined
+        await sent.until_it_stands_still()
+        filled = at.most - before
+        left = sum(not call.done() for call in pouring)
+        print(f"{len(pouring)} borrowed connections fill {filled / 2**20:.0f} MiB at most; {left} are left")
+        assert left == MOST_BEHIND
+        assert filled <= 2 * MOST_FILLED, "that is more than what stands still: closed ones filled their windows too"
+        for task in pouring:
+            task.cancel()
+        await asyncio.gather(*pouring, return_exceptions=True)
 
 
 @pytest.mark.soak

@@ -6,10 +6,14 @@ import stat
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from psycopg import errors
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.store.database import explained
+from dtfm.coordinator.store.record import StoreAway
 from dtfm.coordinator.store.store import Store, StoreError
 from tests import postgres
 from tests.cluster.ports import free_port
@@ -49,6 +53,25 @@ def test_an_error_says_that_the_disk_is_full(store_url: str) -> None:
             )  # of this connection, which the pool hands out again
         with pytest.raises(StoreError, match="the disk is full; make room"):
             store.append([ev.NodeLeft("a", "x" * 100_000)])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.DiskFull, StoreAway),
+        (errors.TooManyConnections, StoreAway),
+        (errors.AdminShutdown, StoreAway),
+        (errors.CannotConnectNow, StoreAway),
+        (errors.ConnectionFailure, StoreAway),
+        (errors.DatabaseDropped, StoreError),
+        (errors.InvalidPassword, StoreError),
+        (errors.UndefinedTable, StoreError),
+    ],
+)
+def test_a_server_may_speak_any_language(error: type[psycopg.Error], kind: type[StoreError]) -> None:
+    with pytest.raises(StoreError) as explanation, explained("its name"):
+        raise sa.exc.OperationalError("", {}, error("der Server sagt es auf Deutsch"))
+    assert type(explanation.value) is kind
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,17 @@ async def test_only_this_user_finds_the_doors_and_they_are_gone_with_the_process
     assert not await asyncio.to_thread(path.parent.exists)
 
 
+async def test_a_connection_that_speaks_before_it_is_taken_is_given_back() -> None:
+    async def speech() -> AsyncIterator[bytes]:
+        yield b"the lender listens, and only answers"
+        await asyncio.Event().wait()
+
+    holder = Holder()
+    await holder.serve_lender("b", "key", speech(), cast(lent_connections.Context, None))
+    with pytest.raises(NotLent):
+        await holder.take("b", 0.0)
+
+
 async def test_a_used_connection_that_ends_takes_no_waiting_one_with_it() -> None:
     async def silence() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
@@ -258,7 +269,7 @@ async def test_a_used_connection_that_ends_takes_no_waiting_one_with_it() -> Non
     holder, context = Holder(), cast(lent_connections.Context, None)
 
     def lend() -> asyncio.Task[None]:
-        return asyncio.create_task(holder.serve_lender("b", silence(), context))
+        return asyncio.create_task(holder.serve_lender("b", "key", silence(), context))
 
     served = [lend(), lend()]
     newer, older = [await holder.take("b", PATIENCE) for _ in served]
