@@ -15,10 +15,12 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from dtfm.protos.weights_fingerprint import PIECE_BYTES
 from tests.cluster.launch import Cluster
 from tests.cluster.plain import plain_adapter
 from tests.cluster.runs import held_out_loss, losses_alone, run_at, run_file
 from tests.published import adapter_run, publish, publish_adapter
+from tests.web import web
 
 STEPS = 4
 
@@ -53,6 +55,23 @@ def test_two_nodes_train_one_and_peft_reads_what_comes_home(tmp_path: Path) -> N
         last = cluster.of("evaluated")[-1]["loss"]
         assert held_out_loss(cluster.run_file, model, 8) == pytest.approx(last, abs=1e-6)
     assert not [path.name for path in target.iterdir() if path.name in ("config.json", "model.safetensors")]
+
+
+def test_a_second_start_reads_no_frozen_weights_from_the_source(tmp_path: Path) -> None:
+    """Each start reads the files' descriptions and a piece of each tensor, for the fingerprint. The second run is another one of
+    the same model."""
+    read = list[int]()
+    with web(publish(tmp_path / "published")) as source:
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            folder.mkdir()
+            source.asked.clear()
+            text = run_file(stages=[1], steps=1, precision="fp32")
+            with Cluster(folder, adapter_run(text, source.address)) as cluster:
+                node = cluster.add("a", environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+                assert cluster.finish(timeout=500) == 0
+            read.append(len([file for file, begin, _ in source.asked if file == "model.safetensors" and begin > 8]))
+    assert read == [60, 30]
+    assert "read 30 frozen parameters of layers 0-4 (30 from this machine's cache)" in node.errors
 
 
 @pytest.mark.soak
@@ -106,6 +125,27 @@ def test_a_node_is_killed_and_another_joins(tmp_path: Path) -> None:
     assert newcomer.errors.index("frozen parameters of layers 0-4") < newcomer.errors.index("buckets are taken over")
     assert_same(cluster)
     assert sorted(cluster.of("plan_adopted")[-1]["plan"]["stages"][0]["replicas"]) == ["newcomer", "stays"]
+
+
+@pytest.mark.soak
+def test_a_newcomer_gets_frozen_weights_from_the_others(tmp_path: Path) -> None:
+    """Their source still answers requests for descriptions and for pieces of tensors, but for no whole ones."""
+    with web(publish(tmp_path / "published")) as source:
+        text = adapter_run(run_file(stages=[2], steps=5000, precision="fp32"), source.address)
+        with Cluster(tmp_path, text, nodes=("stays", "dies")) as cluster:
+            cluster.wait_for("step_committed", where=lambda e: e["step"] == 3)
+            source.longest = PIECE_BYTES
+            cluster.nodes["dies"].send(signal.SIGKILL)
+            newcomer = cluster.add("newcomer", environment={"XDG_CACHE_HOME": str(tmp_path / "another machine")})
+            cluster.wait_for("plan_started", where=lambda e: e["generation"] == 3, timeout=200)
+            started = len(cluster.events)
+            cluster.wait_for("step_committed", after=started)
+            assert cluster.coordinator is not None
+            cluster.coordinator.send(signal.SIGINT)
+            assert cluster.finish(timeout=500) == 1
+        assert "got the frozen weights of layer 1 from stays" in newcomer.errors
+        committed = [e["loss"] for e in cluster.log() if e["event"] == "step_committed"]
+        assert committed == pytest.approx(losses_alone(cluster.run_file, steps=len(committed)), rel=0, abs=1e-6)
 
 
 @pytest.mark.soak
