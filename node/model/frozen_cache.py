@@ -54,8 +54,7 @@ class FrozenCache:
     """
 
     def __init__(self, root: Path, model: bytes) -> None:
-        """``root``: the folder that this machine's processes share. ``model`` tells everything that the packed tensors depend
-        on."""
+        """``root``: the folder that this machine's processes share. ``model`` identifies the model, its packing and the dtype."""
         self._root = root
         self._folder = root / blake3(b"%d\n" % FORMAT + model).hexdigest(16)
         self._is_open = self._is_full = False
@@ -64,7 +63,7 @@ class FrozenCache:
         self._turn = threading.Lock()
 
     def begin(self, sizes: Mapping[str, int]) -> None:
-        """Makes room for parameters, as far as they are missing here. ``sizes``: their bytes, by name."""
+        """Makes room for those of the parameters that are missing here. ``sizes``: their bytes, by name."""
         try:
             with self._alone():
                 if not self._is_open:
@@ -88,8 +87,9 @@ class FrozenCache:
             if lock is not None:
                 os.close(lock)
 
-    def find(self, name: str, make: Callable[[Parts], Made]) -> Made | None:
-        """What ``make`` returns for the parameter's parts. None: they are missing or damaged, or ``make`` raises ValueError."""
+    def find(self, name: str, make: Callable[[Parts, bytes], Made]) -> Made | None:
+        """The result of ``make`` for the parameter's parts and their digest. None: they are missing or damaged, or ``make``
+        raises ValueError."""
         path = self._path(name)
         try:
             content = path.read_bytes() if self._is_open else None
@@ -105,13 +105,13 @@ class FrozenCache:
             digest = bytes(parts.pop(_DIGEST, torch.empty(0)).tolist())
             if digest_of(parts) != digest:
                 raise ValueError("its BLAKE3 differs")
-            return make(parts)
+            return make(parts, digest)
         except Exception as problem:  # whatever safetensors raises
             self._say("damage", "%s is damaged (%s); its parameter comes from the source", path, problem)
             return None
 
-    def keep(self, name: str, parts: Parts) -> None:
-        """Writes the parameter's file if there is room. In the parameter's `turn`."""
+    def keep(self, name: str, parts: Parts, digest: bytes) -> None:
+        """Writes the parameter's file if there is room. ``digest``: of the parts. In the parameter's `turn`."""
         if not self._is_open or self._is_full:
             return
         path, size = self._path(name), sum(part.nbytes for part in parts.values())
@@ -127,8 +127,7 @@ class FrozenCache:
             handle, part = tempfile.mkstemp(dir=self._folder, prefix=f"{path.stem}-", suffix=".part")
             os.close(handle)
             try:
-                digest = torch.frombuffer(bytearray(digest_of(parts)), dtype=torch.uint8)
-                save_file({**parts, _DIGEST: digest}, part)
+                save_file({**parts, _DIGEST: torch.frombuffer(bytearray(digest), dtype=torch.uint8)}, part)
                 os.replace(part, path)
             except BaseException:
                 with suppress(OSError):

@@ -81,6 +81,7 @@ class AdaptedLM(CausalLM):
 
     def keep_frozen_in(self, folder: Path, seed: int, authority: bytes) -> None:
         """A folder on this machine is as near. But packing its weights again takes longer than reading them packed."""
+        assert self._files is not None
         if self.frozen.packing or not self._files.is_on_this_disk:
             self.frozen.keep_in(folder, self._files.source(seed, authority))
 
