@@ -59,12 +59,15 @@ for name, command in (
 
 
 def main() -> None:
-    """Entry point. Prints a user's mistake to standard error and exits with code 2."""
+    """Entry point. Prints a user's mistake to standard error and exits with code 2, or with 1 if it is no mistake: the store
+    cannot be used for now."""
     try:
         app()
     except ValueError as mistake:
+        from dtfm.coordinator.store.record import StoreAway
+
         print(printable_lines(f"dtfm-coordinator: {mistake}"), file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if isinstance(mistake, StoreAway) else 2) from None
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ description has digests of each bucket's headers."""
 
 from __future__ import annotations
 
+import json
+
 from blake3 import blake3
 
 LAYOUT_BYTES = 32
@@ -24,6 +26,16 @@ MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 
 MOMENTUM = "optimizer.outer_momentum"
 """After them, where exchanges of islands have momentum in this run."""
+
+
+FURTHER_NAMES = "further_names"
+"""In the header's metadata, a JSON list: peft has a copy of the file's only parameter under each of these names too."""
+
+
+def further_names(header: bytes | str) -> tuple[str, ...]:
+    """Those in the ``header``, without its length. Raises ValueError, AttributeError or TypeError if it is no header."""
+    metadata = json.loads(header).get("__metadata__") or {}
+    return tuple(map(str, json.loads(metadata.get(FURTHER_NAMES, "[]"))))
 
 
 def layout_digest(header: bytes, data_bytes: int) -> bytes:

@@ -28,13 +28,13 @@ caching.InTreeCacheLocator.ensure_cache_path = refuse
 caching.UserWideCacheLocator.ensure_cache_path = refuse
 is_writable = compiled_code._is_writable
 compiled_code._is_writable = lambda folder: str(folder).startswith(sys.argv[1]) and is_writable(folder)
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 
 def twice(x):
     return 2 * x
 
 twice.__globals__["__name__"] = "twice"
-assert compiled(twice)(2) == 4
+assert entry()(twice)(2) == 4
 kept = Path(os.environ["NUMBA_CACHE_DIR"])
 assert any(kept.rglob("*.nbi")), kept
 print(kept, oct(kept.stat().st_mode & 0o777))

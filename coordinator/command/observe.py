@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
-    """Shows the nodes: address, device, and what each computes."""
+    """Shows the nodes: address, device, what each computes, and what does not work."""
     from dtfm.coordinator.view.members import member_documents
 
     so_far = asyncio.run(_run(where, store))
-    ledger, documents = so_far.ledger, member_documents(so_far.ledger)
+    ledger, documents = so_far.ledger, member_documents(so_far)
     if not documents and not json_lines:
         print(
             f"No node takes part{f': the run is over, {ledger.outcome.reason}' if ledger.outcome is not None else ''}."
@@ -139,5 +141,20 @@ def _member_line(document: dict[str, Any]) -> str:
     return (
         f"{document['node']:<20} {document['status']:<10} {work:<24} {document['address']:<22} "
         f"{device['name']} ({device['memory_bytes'] / 2**30:.1f} GiB, {device['flops'] / 1e9:.0f} GFLOP/s)"
-        f"{'; sends ' if sent else ''}{', '.join(sent)}{standing}"
+        f"{'; sends ' if sent else ''}{', '.join(sent)}{''.join(_ailments(document))}{standing}"
     )
+
+
+def _ailments(document: dict[str, Any]) -> Iterator[str]:
+    """What does not work for now: the node, and its links to others."""
+    if not (health := document["health"])["works"]:
+        since, again = _clock(health["since"]), _clock(health["tried_again"])
+        yield f"; out of use since {since}, tested again by {again}: {health['reason']}"
+    for each in document["apart"]:
+        since, again = _clock(each["since"]), _clock(each["tried_again"])
+        yield f"; no link with {each['node']} since {since}, tried again about {again}: {each['reason']}"
+
+
+def _clock(at: float) -> str:
+    """The local time at ``at``, in seconds since 1970."""
+    return time.strftime("%a %d %b, %H:%M:%S", time.localtime(at))

@@ -21,7 +21,7 @@ from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, fir
 from dtfm.coordinator.service.local_network import announcing
 from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
-from dtfm.coordinator.service.room import wait_for_room
+from dtfm.coordinator.service.room import open_store, wait_for_room
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
 from dtfm.coordinator.store.database import sqlite_file
@@ -92,7 +92,7 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     own = Path(sqlite_file(store_url))
     if own.is_file() and own.stat().st_size:  # a run that goes on
         wait_for_room([own.absolute().parent, state_folder()])
-    with Store(store_url, write=True, waits=reserve) as store:
+    with open_store(store_url, waits=reserve) as store:
         if store.was_reserve and was_stopped(store):
             print("The run was stopped, so no reserve is needed.", file=sys.stderr, flush=True)
             return 0

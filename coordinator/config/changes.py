@@ -42,6 +42,8 @@ FOUND_AT_THE_START = (
     "adapter.alpha",
     "adapter.targets",
     "adapter.rs",
+    "adapter.dropout",
+    "adapter.train_also",
     "data.tokenizer",
     "train.precision",
 )

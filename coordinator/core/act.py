@@ -23,6 +23,7 @@ from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
 from dtfm.coordinator.core.plan.replanning import decide, drop_stale_choice
 from dtfm.coordinator.core.plan.undoing import undo
 from dtfm.coordinator.core.plan.waiting import Wait, WaitReason
+from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
@@ -70,7 +71,7 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         transition.emit(setback.mismatch)
     doubts = (*setback.doubts, *_give_up(transition, setback))
     if setback.problem == OVERDUE:
-        transition.state = replace(transition.state, stalls=transition.state.with_stall)
+        transition.state = replace(transition.state, stalled=transition.state.ledger.trust.commits)
     _leave_out(transition, setback.unwell)
     if transition.state.stopped:
         return
@@ -79,11 +80,12 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         found = Verdict((Guilty(setback.node, setback.proven, setback.reason),))
     else:
         found = verdict(transition.state) if doubts else Verdict()
+    since = _in_doubt_since(transition.state, setback, found)
     _sentence(transition, found)
     if transition.state.stopped:
         return
-    if setback.since is not None and not (setback.unless_settled and found.guilty):
-        undo(transition, setback.since, setback.reason)
+    if since is not None:
+        undo(transition, since, setback.reason)
     changed = found.guilty or found.apart or setback.unwell or setback.since is not None or setback.lost_state
     if changed or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
@@ -91,6 +93,17 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         adopt(transition, chosen, setback.reason)
     else:
         again(transition, setback.reason)
+
+
+def _in_doubt_since(state: State, setback: Setback, found: Verdict) -> int | None:
+    """The step since which work is in doubt; None: no work is. While a guilty party's stages were bounded, they learnt as little
+    as its norms allowed."""
+    ledger = state.ledger
+    parties = {ledger.party(guilty.node) for guilty in found.guilty} & ledger.trust.bounded.keys()
+    steps = [ledger.trust.bounded[party].first - 1 for party in parties]
+    if setback.since is not None and not (setback.unless_settled and found.guilty):
+        steps.append(setback.since)
+    return min(steps, default=None)
 
 
 def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:

@@ -3,6 +3,8 @@ copies/snapshot.py."""
 
 from __future__ import annotations
 
+from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
+
 COMMIT_WAIT_LEASES = 0.01
 """The least time a commit may wait for a standby, however short steps are: gradients and the standby's report have to travel, and
 devices are busy at times. See standby.COMMIT_WAIT_FRACTION for long steps."""
@@ -72,10 +74,6 @@ expected time is not known."""
 
 PATIENCE_LEASES = 100
 """How long copies of the state and checkpoints may take beside the steps. Nothing waits for them."""
-
-
-LONGEST_PAUSE_LEASES = 360.0
-"""The longest pause before a broken or slow node or link is tried again: an hour, with a lease of ten seconds."""
 
 
 def pause_leases(failures: int) -> float:

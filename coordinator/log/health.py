@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 PLAN_FAILED = "PLAN_FAILED"
 """NodeOutOfUse.problem when a node could not take its part in a plan."""
 
+LONGEST_PAUSE_LEASES = 360.0
+"""The longest pause, in leases, before a node or link that does not work is tried again: an hour, with a lease of ten seconds."""
+
 MOST_AILING = 1000
 """The number of nodes whose failures are remembered: the last ones."""
 

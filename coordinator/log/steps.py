@@ -188,7 +188,9 @@ class StageBounded:
 
     def apply(self, ledger: Ledger) -> Ledger:
         training = replace(ledger.training, bounded=(*ledger.training.bounded, self))
-        return replace(ledger, training=training, trust=ledger.trust.with_bounded(map(ledger.party, self.nodes)))
+        return replace(
+            ledger, training=training, trust=ledger.trust.with_bounded(self.step, map(ledger.party, self.nodes))
+        )
 
     def narrate(self) -> str:
         rise = f", as those of other stages have risen {self.rise:.3g} times" if self.rise > 1 else ""

@@ -116,7 +116,7 @@ class WorkAudited:
         trust, who = ledger.trust, ledger.party(self.node)
         now = trust.audits.get(who, Audits()).and_another(self, ledger.party(self.by))
         audits = {**{each: kept for each, kept in trust.audits.items() if each != who}, who: now}
-        bounded = {each: last for each, last in trust.bounded.items() if each != who}
+        bounded = {each: when for each, when in trust.bounded.items() if each != who}
         audits = dict(list(audits.items())[-MOST_KNOWN:])
         return replace(ledger, trust=replace(trust, audits=audits, bounded=bounded))
 
@@ -265,6 +265,14 @@ class NodeForgiven:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounded:
+    """When stages of a party were bounded: ``first`` in this step, and last at this number of the run's ``commits``."""
+
+    first: int
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trust:
     """Evidence for and against members. Parties are named by their key, or by their name if the key is not known."""
 
@@ -283,9 +291,9 @@ class Trust:
     """The suspicions that are not forgotten yet, the oldest first."""
     commits: int = 0
     """The run's number of commits, including commits that were undone."""
-    bounded: Mapping[str, int] = field(default_factory=dict)
-    """By party, the number of commits when one of its stages was last bounded (StageBounded). An entry ends when an audit finds
-    the party's work right, or after BOUNDED_COMMITS."""
+    bounded: Mapping[str, Bounded] = field(default_factory=dict)
+    """By party, when its stages were bounded (StageBounded). An entry ends when an audit finds the party's work right, or
+    BOUNDED_COMMITS after the last time."""
     damaged_by: tuple[str, ...] = ()
     """The nodes that have reported a damaged snapshot since a plan last started, each once."""
 
@@ -300,12 +308,14 @@ class Trust:
             left = tuple(each for each in left if not each.is_over(commits))
         bounded = self.bounded
         if bounded:
-            bounded = {who: last for who, last in bounded.items() if commits - last < BOUNDED_COMMITS}
+            bounded = {who: when for who, when in bounded.items() if commits - when.commits < BOUNDED_COMMITS}
         worked = {**self.worked, **did}
         return replace(self, worked=worked, began=began, commits=commits, suspicions=left, bounded=bounded)
 
-    def with_bounded(self, parties: Iterable[str]) -> Trust:
-        return replace(self, bounded={**self.bounded, **dict.fromkeys(parties, self.commits)})
+    def with_bounded(self, step: int, parties: Iterable[str]) -> Trust:
+        known = self.bounded
+        now = {who: Bounded(min(step, known[who].first if who in known else step), self.commits) for who in parties}
+        return replace(self, bounded={**known, **now})
 
     def back_to(self, step: int) -> Trust:
         """The trust after training has gone back to this step."""

@@ -120,10 +120,18 @@ def _going_on(folder: Path, run: RunFile) -> dict[str, Any]:
         )
     theirs = list(found.targets) if isinstance(found.targets, tuple) else found.targets
     table = run.adapter.model_dump(mode="json")
-    for key, value in (("rank", found.rank), ("alpha", found.alpha), ("targets", theirs), ("rs", found.rs)):
+    also = list(found.train_also)
+    for key, value in (
+        ("rank", found.rank),
+        ("alpha", found.alpha),
+        ("targets", theirs),
+        ("rs", found.rs),
+        ("train_also", also),
+        ("dropout", found.dropout),
+    ):
         mine = sorted(table[key]) if isinstance(table[key], list) else table[key]
         # Whether these are all matrices, nodes find out.
-        if key in given and mine != value and mine != "all-linear":
+        if key in given and mine != value and mine != "all-linear" and key != "dropout":
             raise ValueError(
                 f"adapter.{key} = {json.dumps(mine)}, but the adapter in {folder} has {json.dumps(value)}; leave {key} out, or "
                 "begin a new adapter"

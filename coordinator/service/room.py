@@ -1,4 +1,4 @@
-"""Waiting for room on the disk: a coordinator that is started again while its disk is full goes on once there is room."""
+"""Waiting for the store and its disk: a coordinator that is started while these cannot be used goes on once they can be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from dtfm.coordinator.store.record import StoreAway
+from dtfm.coordinator.store.store import Store
+
 log = logging.getLogger(__name__)
 
 NEEDED_BYTES = 1 << 20
@@ -17,17 +20,42 @@ NEEDED_BYTES = 1 << 20
 LOOK_SECONDS = 1.0
 """Seconds between two looks. No event says that a disk has room again, and nothing else runs yet."""
 SAY_AGAIN_SECONDS = 60.0
-"""Seconds after which the log says again that the disk is full."""
+"""Seconds after which the log says again what the run waits for."""
+
+
+class _Said:
+    """Says what the run waits for: first immediately, then once a minute."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def say(self, text: str, *details: object) -> None:
+        if self._last is None or time.monotonic() - self._last >= SAY_AGAIN_SECONDS:
+            self._last = time.monotonic()
+            log.error(text, *details)
 
 
 def wait_for_room(folders: Iterable[Path]) -> None:
-    """Returns once each of the ``folders`` that exist has room for what a start writes. Says once a minute which one has none. A
-    folder that cannot be written for another reason is left to whoever writes there."""
-    there, said = [folder for folder in folders if folder.is_dir()], 0.0
+    """Returns when all existing ``folders`` have room for a start's writes. Says once a minute which folder has none. Ignores
+    folders that cannot be written for other reasons: the code that writes there says why."""
+    there, said = [folder for folder in folders if folder.is_dir()], _Said()
     while full := next((folder for folder in there if _is_full(folder)), None):
-        if not said or time.monotonic() - said >= SAY_AGAIN_SECONDS:
-            said = time.monotonic()
-            log.error("the disk is full: make room in %s. The run waits, and then goes on by itself", full)
+        said.say("the disk is full: make room in %s. The run waits, and then goes on by itself", full)
+        time.sleep(LOOK_SECONDS)
+
+
+def open_store(url: str, *, waits: bool) -> Store:
+    """Opens the store to write; ``waits`` as for Store. While its disk is full, or its database does not answer, says so once a
+    minute and tries again. Raises StoreError for other problems."""
+    said = _Said()
+    while True:
+        try:
+            return Store(url, write=True, waits=waits)
+        except StoreAway as away:
+            said.say(
+                "%s. The run waits, and then goes on by itself; if this is another store, end this and give --store",
+                away,
+            )
         time.sleep(LOOK_SECONDS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from dtfm.coordinator.store.record import AnotherWriter, StoreError, check_exists, in_words
+from dtfm.coordinator.store.record import AnotherWriter, StoreAway, StoreError, check_exists, in_words
 from dtfm.installed import install_line
 
 _POSTGRESQL = {
@@ -22,6 +22,22 @@ _POSTGRESQL = {
     "options": "-c idle_in_transaction_session_timeout=5s",  # a coordinator that is stopped within a write blocks no other
 }
 """Default settings of a connection. The URL's own settings take precedence."""
+_AWAY = (
+    "disk is full",
+    "No space left on device",
+    "Is the server running",  # libpq adds it where nobody listens
+    "is starting up",
+    "is shutting down",
+    "in recovery mode",
+    "server closed the connection",
+    "terminating connection",
+    "timeout expired",
+    "could not receive data from server",
+    "Temporary failure in name resolution",
+    "No route to host",
+    "Network is unreachable",
+)
+"""Parts of the errors of a database that cannot be used for now."""
 _SECRET = frozenset(("scram_client_key", "scram_server_key"))
 """Further secrets of libpq, beside the names that contain "password" or "secret"."""
 
@@ -83,7 +99,10 @@ def explained(name: str) -> Iterator[None]:
         yield
     except exc.SQLAlchemyError as error:
         text = " ".join(str(getattr(error, "orig", None) or error).split())
-        kind = AnotherWriter if isinstance(error, exc.IntegrityError) else StoreError
+        if isinstance(error, exc.IntegrityError):
+            kind: type[StoreError] = AnotherWriter
+        else:
+            kind = StoreAway if any(part in text for part in _AWAY) else StoreError
         raise kind(f"store {name}: {in_words(text)}") from None
 
 

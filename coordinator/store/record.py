@@ -18,6 +18,10 @@ class AnotherWriter(StoreError):
     """Another coordinator writes to the same log."""
 
 
+class StoreAway(StoreError):
+    """The store cannot be used for now, as its disk is full or its database does not answer. That may pass by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: no
@@ -87,6 +91,7 @@ def in_words(text: str) -> str:
 _CAUSES = {
     "is locked": "another process has locked it; stop that one, or give another store with --store",
     "disk is full": "the disk is full; make room",
+    "No space left on device": "the database's disk is full; make room",
     "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
     "UNIQUE constraint": "another coordinator writes to it; stop one of them, or give this one its own with --store",
     "duplicate key": "another coordinator writes to it; stop one of them, or give this one its own with --store",

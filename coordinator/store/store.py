@@ -58,13 +58,17 @@ class Store:
                 raise StoreError(
                     f"another coordinator uses this store ({lock} is locked); stop it, or give this one its own with --store"
                 )
-        with explained(self.url):
-            if self._lock is not None:
-                lease.METADATA.create_all(self._engine)
-            elif write:
-                self._epoch, self.was_reserve = lease.take(self._engine, self.url, waits=waits)
-            with self._engine.connect() as connection:
-                self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
+        try:
+            with explained(self.url):
+                if self._lock is not None:
+                    lease.METADATA.create_all(self._engine)
+                elif write:
+                    self._epoch, self.was_reserve = lease.take(self._engine, self.url, waits=waits)
+                with self._engine.connect() as connection:
+                    self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def last(self) -> int:

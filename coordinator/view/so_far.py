@@ -15,6 +15,7 @@ from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.condition.pace import Slow, planned_seconds, slow_after, times_planned
 from dtfm.coordinator.view.condition.trend import HeldOut, Trend
 from dtfm.coordinator.view.for_people import Severity, is_for_people, severity
+from dtfm.coordinator.view.out_of_use import OutOfUse
 from dtfm.scheduler.model.plan import Plan
 
 RECENT_STEPS = 20
@@ -70,6 +71,8 @@ class SoFar:
     """By node of that plan, the FLOP/s that the plan counted on."""
     slow: dict[str, Slow] = field(default_factory=dict)
     """The nodes that take longer than planned."""
+    out_of_use: OutOfUse = field(default_factory=OutOfUse)
+    """The nodes and pairs that plans leave out for now."""
     trend: Trend = field(default_factory=Trend)
     """Of the training loss, since training last went back."""
     held_out: HeldOut = field(default_factory=HeldOut)
@@ -123,6 +126,8 @@ class SoFar:
         self.ledger = event.apply(before)
         if self.ledger.members is not before.members:
             self.kinds = dict(Counter(member.device.name for member in self.ledger.members.values()))
+        if self.ledger.health is not before.health or self.ledger.reach is not before.reach:
+            self.out_of_use = self.out_of_use.after(event, record.time, self.ledger)
         self.last, self.sequence, self.began = record.time, record.sequence, self.began or record.time
         self.events[event.event] = self.events.get(event.event, 0) + 1
         if isinstance(event, ev.NodeJoined) and (event.node in self.joins or len(self.joins) < MOST_KNOWN):

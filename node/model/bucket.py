@@ -44,6 +44,8 @@ class BucketSpec:
     """Parameters that the family says weight decay does not apply to."""
     orthogonal: frozenset[str] = frozenset()
     """Matrices that Muon updates; AdamW updates the others."""
+    further_names: tuple[str, ...] = ()
+    """Of the bucket's only parameter, where those who read the weights want it under each of its names."""
 
     def decays(self, name: str, dimensions: int) -> bool:
         """Whether weight decay applies to the parameter: as usual, to matrices, not to biases and norms."""

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.dropout import dropping_again
 from dtfm.node.model.frozen import FrozenWeights
 from dtfm.node.model.initial_values import initial_values
 from dtfm.protos.plan_pb2 import MUON, Optimizer
@@ -121,9 +122,10 @@ class Model(ABC):
 
     def backward_flops(self, layer: int) -> float:
         """The FLOPs of a layer's backward pass for one sample: of the gradient of its input as many as forward, and of the
-        gradients of the matrices that are trained."""
+        gradients of the matrices that are trained. Embeddings are no products, and cost nothing."""
+        forward = self.layers[layer].flops
         if not self.frozen:
-            return 2 * self.layers[layer].flops
+            return 2 * forward
         tokens = math.prod(self.layers[layer].output[:-1])
         trained = sum(
             math.prod(shape)
@@ -132,7 +134,7 @@ class Model(ABC):
             for _, shape in spec.parameters
             if len(shape) == 2
         )
-        return self.layers[layer].flops + 2.0 * tokens * trained
+        return min(2 * forward, forward + 2.0 * tokens * trained)
 
     @property
     def passes(self) -> float:
@@ -202,11 +204,12 @@ def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None
 
 
 def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """``layer``, changed to keep its input alone for the backward pass, which computes the rest again. Nothing in a layer is
-    random (dropout is off), so no state of random numbers is kept."""
+    """``layer``, changed to keep its input alone for the backward pass, which computes the rest again. No state of random numbers
+    is kept: a layer drops the same numbers again (`Dropout`), and does nothing else at random."""
 
     def again(*args: Any, **keywords: Any) -> Any:
-        return checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
+        how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": dropping_again}
+        return checkpoint(layer, *args, **how, **keywords)
 
     return again
 

@@ -22,9 +22,10 @@ from safetensors.torch import save
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.reaching import open_place, withheld
 from dtfm.node.data.shared.storage import PIECE_BYTES, write
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
-from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest
+from dtfm.protos.bucket_layout import FURTHER_NAMES, LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest
 from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST as MANIFEST
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,10 @@ def file_name(bucket: int) -> str:
 def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> bytes:
     """The beginning of a bucket's file, before the state, or before the ``weights`` alone. The format is described in the README
     of safetensors."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    metadata = {"format": "pt"}
+    if spec.further_names:
+        metadata[FURTHER_NAMES] = json.dumps(spec.further_names)
+    entries: dict[str, Any] = {"__metadata__": metadata}
     begin = 0
     names = () if weights else (*MOMENTS, MOMENTUM)[: spec.tensors - 1]
     for name, shape in (
@@ -207,4 +211,5 @@ def read_pieces(folder: str, name: str, most: int) -> Iterator[bytes]:
                     f"checkpoint {folder}: {name} is longer than one of the run's model and precision; resume with those that "
                     "it was made with"
                 )
+            WORK.did()
             yield piece

@@ -97,8 +97,8 @@ class Model(Table):
         return module
 
 
-MOST_TARGETS = 100
-"""Names of modules in adapter.targets."""
+MOST_NAMES = 100
+"""Names of modules in adapter.targets, and in adapter.train_also."""
 
 
 class Adapter(Table):
@@ -125,7 +125,13 @@ class Adapter(Table):
         default=False,
         description="The product counts times `alpha` over the square root of `rank` (rsLoRA), which suits high ranks.",
     )
-    dropout: float = Field(default=0.0, description="Only 0 is supported: a step must not depend on who computes it.")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="The share of each adapted matrix's input that its adapter does not get in a step, like 0.05. Which numbers "
+        "these are follows from `seed`, the micro-batch and the matrix: all nodes drop the same.",
+    )
     targets: Literal["all-linear"] | list[str] = Field(
         default="all-linear",
         description='The modules that get an adapter, like ["q_proj", "v_proj"], by the ends of their names. "all-linear": all '
@@ -137,18 +143,31 @@ class Adapter(Table):
     def _pretrained_usable(cls, pretrained: str) -> str:
         return _usable(pretrained)
 
-    @field_validator("dropout")
-    @classmethod
-    def _no_dropout(cls, dropout: float) -> float:
-        if dropout:
-            raise ValueError("dropout is not supported yet: replicas would train different things; leave it out")
-        return dropout
+    train_also: list[str] = Field(
+        default=[],
+        description='Modules that are trained whole beside the adapter, like ["embed_tokens", "lm_head"], by the ends of their '
+        'names, as in peft\'s `modules_to_save`: "norm" also means each "input_layernorm", and "model.norm" the last norm '
+        "alone. Their weights are kept in `train.precision`, whatever `model.weights` says, with gradients and moments. If a "
+        "model's head is its embedding, both are one matrix here too.",
+    )
 
     @field_validator("targets", mode="plain")
     @classmethod
     def _targets_fit(cls, targets: object) -> object:
-        named = targets if isinstance(targets, list) and len(targets) <= MOST_TARGETS else []
-        are_names = [isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.]{1,200}", name) for name in named]
-        if targets == "all-linear" or (are_names and all(are_names)):
+        if targets == "all-linear" or (targets and _are_names(targets)):
             return targets
         raise ValueError('must be "all-linear", or names of modules, like ["q_proj", "v_proj"]')
+
+    @field_validator("train_also", mode="plain")
+    @classmethod
+    def _train_also_fits(cls, names: object) -> object:
+        if _are_names(names):
+            return names
+        raise ValueError('must be names of modules, like ["embed_tokens", "lm_head"]')
+
+
+def _are_names(given: object) -> bool:
+    """Whether these are names of modules, and not too many."""
+    if not isinstance(given, list) or len(given) > MOST_NAMES:
+        return False
+    return all(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.]{1,200}", name) for name in given)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_UNUSUAL = ("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices")
+_UNUSUAL = ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 """What a run does not train. Each is empty in adapters that a run can go on with."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -15,13 +15,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 @dataclass(frozen=True, slots=True)
 class PublishedAdapter:
     """``base``: the model beside which it stands, with "@" and the commit if these are known. ``targets``: the modules that have
-    an adapter, by the ends of their names, or "all-linear"."""
+    an adapter, by the ends of their names, or "all-linear". ``train_also``: those that are trained whole beside it, likewise."""
 
     base: str
     rank: int
     alpha: float
     targets: tuple[str, ...] | str
     rs: bool
+    dropout: float = 0.0
+    train_also: tuple[str, ...] = ()
 
 
 def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
@@ -35,16 +37,24 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
             f"{name} has {unusual[0]} = {config[unusual[0]]!r:.80}, which runs do not train; merge it with its model "
             "(peft's merge_and_unload), and begin with that"
         )
+    dropout = config.get("lora_dropout") or 0.0
     rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float):
-        raise ValueError(f"{name} has no numbers as r and lora_alpha in its adapter_config.json; copy it again")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not isinstance(dropout, int | float):
+        raise ValueError(
+            f"{name} has no numbers as r, lora_alpha and lora_dropout in its adapter_config.json; copy it again"
+        )
     if isinstance(targets, list) and all(isinstance(each, str) for each in targets):
         targets = tuple(sorted(targets))
     elif targets != "all-linear":
         raise ValueError(
             f"{name} names its targets by a pattern, {targets!r:.80}, which runs do not know; list them there"
         )
+    also = config.get("modules_to_save") or []
+    if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
+        raise ValueError(f"{name} has modules_to_save = {also!r:.80}, which is no list of names; copy it again")
     base, revision = str(config.get("base_model_name_or_path") or ""), str(config.get("revision") or "")
     if base and _COMMIT.fullmatch(revision) and "@" not in base:
         base = f"{base}@{revision}"
-    return PublishedAdapter(base, rank, float(alpha), targets, bool(config.get("use_rslora")))
+    return PublishedAdapter(
+        base, rank, float(alpha), targets, bool(config.get("use_rslora")), float(dropout), tuple(sorted(also))
+    )

@@ -216,6 +216,8 @@ class RunFile(Table):
             targets=named,
             pretrained=begun_from,
             rs=self.adapter.rs,
+            train_also=self.adapter.train_also,
+            dropout=self.adapter.dropout,
         )
 
 

@@ -9,7 +9,7 @@ from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 
 
-@compiled
+@compiled()
 def room(number: int, each: float, seconds: float) -> int:
     """How many more micro-batches fit into these seconds, beside ``number``, when one takes ``each`` seconds."""
     if each * (number + 1) > seconds:
@@ -17,7 +17,7 @@ def room(number: int, each: float, seconds: float) -> int:
     return int(min(seconds / max(each, 1e-30), 1e15)) - number
 
 
-@compiled
+@compiled(makes_arrays=True)
 def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: bool) -> tuple[int, float, float]:
     """Sends what the senders before the boundary after ``stage`` have left along shortest augmenting paths.
 
@@ -38,7 +38,7 @@ def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: boo
     return rest, 0.0, np.inf
 
 
-@compiled
+@compiled()
 def _way(sketch: Sketch, stage: int, seconds: float, balanced: bool, origin: Ints, queue: Ints, stage_of: Ints) -> int:
     """Returns a receiver that a sender with something left can reach, or -1 if there is none. Searches breadth first.
 
@@ -78,7 +78,7 @@ def _way(sketch: Sketch, stage: int, seconds: float, balanced: bool, origin: Int
     return -1
 
 
-@compiled
+@compiled()
 def _reach(origin: Ints, queue: Ints, size: int, door: int, before: int) -> int:
     """Puts a door that was not reached yet at the end of the queue, and returns the queue's length."""
     if origin[door] != -2:
@@ -87,7 +87,7 @@ def _reach(origin: Ints, queue: Ints, size: int, door: int, before: int) -> int:
     return size + 1
 
 
-@compiled
+@compiled()
 def _pair(sketch: Sketch, stage: int, sender: int, receiver: int) -> int:
     """Where the pair of these two members is in ``taken`` and ``each``."""
     middle = sketch.stage[stage + 1].first
@@ -95,7 +95,7 @@ def _pair(sketch: Sketch, stage: int, sender: int, receiver: int) -> int:
     return int(sketch.stage[stage].pairs + (sender - sketch.stage[stage].first) * columns + receiver - middle)
 
 
-@compiled
+@compiled()
 def _takes(sketch: Sketch, node: int, seconds: float, balanced: bool) -> int:
     """The number of micro-batches that this receiver may still take."""
     if balanced:
@@ -103,7 +103,7 @@ def _takes(sketch: Sketch, node: int, seconds: float, balanced: bool) -> int:
     return room(sketch.node[node].load, sketch.node[node].alone, seconds)
 
 
-@compiled
+@compiled()
 def _send(sketch: Sketch, origin: Ints, stage_of: Ints, end: int, seconds: float, balanced: bool) -> int:
     """Moves as many micro-batches as possible along the way that ends before member ``end``, and returns their number."""
     node, members, taken = sketch.node, sketch.members, sketch.taken
@@ -140,7 +140,7 @@ def _send(sketch: Sketch, origin: Ints, stage_of: Ints, end: int, seconds: float
     return int(number)
 
 
-@compiled
+@compiled()
 def _rate(sketch: Sketch, stage: int, origin: Ints, stage_of: Ints) -> tuple[float, float]:
     """Micro-batches per second that leave the reached doors, and the seconds after which one more does. Every way out of the
     reached doors is busy."""

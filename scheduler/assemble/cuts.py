@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.cost.pace import FREE
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.keeping import ENOUGH, every_need, first_need, lacking
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
@@ -20,7 +20,7 @@ HALVINGS = 10
 """Number of halvings of the time for the reductions."""
 
 
-@compiled
+@entry()
 def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
     """Sets good cuts for the sketch's members and sums, within every node's memory.
 
@@ -79,14 +79,14 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
     return best < np.inf or _fit(t, sketch, stages, 0.0, cuts)
 
 
-@compiled
+@compiled()
 def _take(sketch: Sketch, stages: int, cuts: Ints) -> None:
     """Copies the cuts that were tried."""
     for stage in range(stages + 1):
         cuts[stage] = sketch.stage[stage].cut
 
 
-@compiled
+@compiled()
 def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
     """Fills in the least memory of each stage, the seconds that it takes to reduce a byte, and what each member's links and
     connection need per micro-batch (as ``own``). Returns the FLOP/s of all members."""
@@ -114,7 +114,7 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
     return speed
 
 
-@compiled
+@compiled()
 def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
     """The most FLOPs that a stage's forward pass may have if its members are to compute all micro-batches in ``seconds``.
 
@@ -138,7 +138,7 @@ def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
         most = less
 
 
-@compiled
+@compiled()
 def _fill_usually(t: Tables, sketch: Sketch, stages: int) -> bool:
     """Gives each stage as many layers as its ``work``, ``gradients`` and its members' memories allow. True when all layers have
     a stage.
@@ -166,7 +166,7 @@ def _fill_usually(t: Tables, sketch: Sketch, stages: int) -> bool:
     return end == layers
 
 
-@compiled
+@compiled()
 def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int) -> bool:
     """Like `_fill_usually`, where nodes may differ in how they keep what they need. If some member of a stage computes layers
     again, the stage counts as if all its members did."""
@@ -191,7 +191,7 @@ def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int) -> bool:
     return end == layers
 
 
-@compiled
+@compiled()
 def _most_passes(t: Tables, sketch: Sketch, stage: int, first: int, past_last: int, held: float, extra: float) -> float:
     """The most forward passes that layers [first, past_last) cost a member of the stage per micro-batch; -1 where some member has
     no room for them with ``extra`` bytes more."""
@@ -211,7 +211,7 @@ def _most_passes(t: Tables, sketch: Sketch, stage: int, first: int, past_last: i
     return passes
 
 
-@compiled
+@entry()
 def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
     """Sets the cuts that fit the sketch's members with the least memory added to every device, and to its host. There are at
     least as many layers as stages.
@@ -231,7 +231,7 @@ def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> N
             low = middle
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _fit(t: Tables, sketch: Sketch, stages: int, extra: float, cuts: Ints) -> bool:
     """Sets cuts that all members have room for if each gets ``extra`` more bytes. Returns False, and leaves ``cuts`` unchanged,
     if no cuts fit.

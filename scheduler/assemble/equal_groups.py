@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.assemble.stage_order import EXACT_STAGES, best_order
 from dtfm.scheduler.cost.paper import mean_of_pairs, paper_seconds, slowest_member, slowest_pair
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Problem
 from dtfm.scheduler.model.sketch import Position, Sketch
 from dtfm.scheduler.model.tables import Tables
@@ -21,7 +21,7 @@ SMOOTHING = 10.0
 above the best: the slowest pair alone stays the same while many pairs must become faster together."""
 
 
-@compiled
+@entry(makes_arrays=True)
 def paper_price(t: Tables, position: Position, sketch: Sketch) -> float:
     """The seconds of a position by the paper's cost model. ``sketch`` has its members.
 
@@ -71,7 +71,7 @@ def paper_price(t: Tables, position: Position, sketch: Sketch) -> float:
     return float(total + known[now, worst].group)
 
 
-@compiled
+@compiled()
 def _price_changed(t: Tables, sketch: Sketch, stages: int, changed: NDArray[np.bool_], now: int) -> None:
     """Prices the groups that changed, and their boundaries."""
     known, first = sketch.known, sketch.stage

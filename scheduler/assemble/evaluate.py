@@ -15,7 +15,7 @@ from dtfm.scheduler.cost.estimate import estimated_seconds
 from dtfm.scheduler.cost.load import share_out
 from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulate
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.keeping import ENOUGH, first_need, lacking as in_way, least_lacking
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import (
@@ -38,7 +38,7 @@ Improved = Callable[[int, float], None]
 """Called for each plan that is better than all before, with the evaluations so far and its seconds."""
 
 
-@compiled
+@entry()
 def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> float:
     """The estimated seconds per step of a position; NO_LINK, NOT_PROVEN or NO_ROOM and more when it does not work. Fills in the
     sketch.
@@ -59,7 +59,7 @@ def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> 
     return price_of_members(t, sketch, stages, cuts, keep_idle)
 
 
-@compiled
+@compiled()
 def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_idle: bool) -> float:
     """The same, given the members and the sums, for a position that fits. Nodes without micro-batches are taken out of both."""
     missing = 0
@@ -88,7 +88,7 @@ def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_id
     return estimated_seconds(t, sketch, stages, cuts)
 
 
-@compiled
+@entry()
 def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """The bytes of memory that the worst node lacks, which is then what decides; 0 when all stages fit."""
     lacking = 0.0

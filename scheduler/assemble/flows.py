@@ -6,7 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.augment import augment, room
 from dtfm.scheduler.cost.pace import FREE
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
@@ -20,7 +20,7 @@ SAMPLE = 1_024
 """Number of pairs to sample in order to guess the price of these cheapest pairs."""
 
 
-@compiled
+@entry()
 def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) -> bool:
     """Fills in the flows, and changes loads where links demand it. Returns False if there are too few links.
 
@@ -62,7 +62,7 @@ def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) 
     return True
 
 
-@compiled
+@compiled()
 def _open(t: Tables, sketch: Sketch, stage: int, size: float) -> int:
     """Prepares the boundary after ``stage``: nothing is sent, senders have their loads left to give, receivers theirs to take.
 
@@ -85,7 +85,7 @@ def _open(t: Tables, sketch: Sketch, stage: int, size: float) -> int:
     return int(pair)
 
 
-@compiled
+@compiled()
 def _take(sketch: Sketch, stage: int, order: Ints, seconds: float) -> int:
     """Gives pairs, in this order, what a link carries in ``seconds``. Returns the micro-batches that are left."""
     before, middle = sketch.stage[stage].first, sketch.stage[stage + 1].first
@@ -110,7 +110,7 @@ def _take(sketch: Sketch, stage: int, order: Ints, seconds: float) -> int:
     return rest
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _in_order(t: Tables, sketch: Sketch, stage: int, size: float) -> Ints:
     """The pairs of nodes, the shortest exchange first; of very many only the shortest."""
     before, middle, after = sketch.stage[stage].first, sketch.stage[stage + 1].first, sketch.stage[stage + 2].first
@@ -126,7 +126,7 @@ def _in_order(t: Tables, sketch: Sketch, stage: int, size: float) -> Ints:
     return np.argsort(cost)
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _cheapest(cost: Floats, number: int) -> Ints:
     """About as many of the cheapest pairs, the cheapest first: sorting all would take most of the time."""
     step = max(1, len(cost) // SAMPLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.problem import Floats, Ints
 
 EXACT_STAGES = 14
@@ -22,7 +22,7 @@ def best_order(cost: Floats) -> tuple[int, ...]:
     return tuple(cheapest_path(cost)[0].tolist())
 
 
-@compiled
+@entry(makes_arrays=True)
 def cheapest_path(cost: Floats) -> tuple[Ints, float]:
     """The order, int64 [stages], and its cost, by dynamic programming over subsets (Held and Karp 1962)."""
     size = len(cost)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtfm.scheduler.bound.stage_bounds import crowding, reduced_after, soonest
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Ints, Problem
 from dtfm.scheduler.model.tables import Tables, tables
@@ -102,7 +102,7 @@ def _least(matrix: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.bool_
     return np.asarray(np.where(member[:, :, None], to[None], np.inf).min(axis=1))
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _members(count: int, mask: int) -> Ints:
     members = np.empty(count, np.int64)
     size = 0
@@ -113,7 +113,7 @@ def _members(count: int, mask: int) -> Ints:
     return members[:size]
 
 
-@compiled
+@entry(makes_arrays=True)
 def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
     """per_flop [masks] and alone [masks, layers + 1, layers + 1] without regard to memory; every node of a stage gets at least
     ``least_load`` micro-batches."""
@@ -143,7 +143,7 @@ def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
     return per_flop, alone
 
 
-@compiled
+@entry(makes_arrays=True)
 def _crowding(t: Tables) -> Floats:
     """[masks, masks] stage_bounds.crowding; infinite for masks that overlap."""
     count = len(t.link)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Floats, Ints, Problem
 from dtfm.scheduler.model.tables import Tables
 
@@ -12,7 +12,7 @@ AS_GOOD = 1.005
 """A plan that takes at most this many times the bound is as good as any."""
 
 
-@compiled
+@entry()
 def reduced_after(t: Tables, members: Ints, node: int, layer: int, past_last: int, forward: float) -> float:
     """The least seconds from the end of a node's last backward pass to the end of the reduction of layers [layer, past_last).
 
@@ -40,7 +40,7 @@ def reduced_after(t: Tables, members: Ints, node: int, layer: int, past_last: in
     return longest
 
 
-@compiled
+@entry()
 def soonest(pace: Floats, after: Floats, total: int, least: int) -> float:
     """The earliest time when nodes can be done with ``total`` micro-batches, however the nodes divide them.
 
@@ -71,7 +71,7 @@ def soonest(pace: Floats, after: Floats, total: int, least: int) -> float:
     return low
 
 
-@compiled
+@entry()
 def crowding(t: Tables, senders: Ints, receivers: Ints) -> float:
     """The least extra seconds, per byte, that all micro-batches of a step take over a boundary, there and back, beyond the
     first one.
@@ -104,7 +104,7 @@ def crowding(t: Tables, senders: Ints, receivers: Ints) -> float:
     return low
 
 
-@compiled
+@compiled()
 def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> float:
     """The most micro-batches, of a byte each, that one side exchanges with the other in the given seconds each way."""
     total = 0.0

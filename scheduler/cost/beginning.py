@@ -49,7 +49,7 @@ LINK = np.dtype(
 QUEUE = np.dtype([("begin", "i8"), ("count", "i8")], align=True)
 
 
-@compiled
+@compiled()
 def connect(t: Tables, s: Draft, links: Records) -> bool:
     """Sets the links that the plan needs, within stages, and those with flows and back; False if one does not exist.
 
@@ -73,7 +73,7 @@ def connect(t: Tables, s: Draft, links: Records) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _set_link(t: Tables, s: Draft, links: Records, sender: int, receiver: int) -> bool:
     a, b, link = s.node[sender], s.node[receiver], links[sender, receiver]
     link.via = -1
@@ -83,7 +83,7 @@ def _set_link(t: Tables, s: Draft, links: Records, sender: int, receiver: int) -
     return not np.isinf(link.slowness)
 
 
-@compiled
+@compiled()
 def _device_of(s: Draft, row: int) -> int:
     """The number of the device with the line in this row of Tables.node: its seat, or one behind all seats."""
     for seat in range(len(s.node)):
@@ -92,7 +92,7 @@ def _device_of(s: Draft, row: int) -> int:
     return int(len(s.node) + row)
 
 
-@compiled
+@compiled(makes_arrays=True)
 def idle_devices(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Records:
     """All devices, idle: DEVICE [seats]. Where lines are shared, one more for each row of Tables.node: lines without a seat.
     ``passes`` and ``possible`` come from in_flight.needs_of_seats."""
@@ -123,7 +123,7 @@ def idle_devices(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Recor
     return devices
 
 
-@compiled
+@compiled(makes_arrays=True)
 def empty_queues(s: Draft) -> Records:
     """Empty queues, each with room for the node's load: QUEUE [seats, 2]."""
     queues = np.zeros((len(s.node), 2), QUEUE)
@@ -135,7 +135,7 @@ def empty_queues(s: Draft) -> Records:
     return queues
 
 
-@compiled
+@compiled(makes_arrays=True)
 def shard_bytes(t: Tables, s: Draft) -> Floats:
     """[layers]: the bytes of a layer's gradients, divided by the nodes that hold it."""
     shards = np.empty(len(t.layer) - 1)
@@ -146,7 +146,7 @@ def shard_bytes(t: Tables, s: Draft) -> Floats:
     return shards
 
 
-@compiled
+@compiled()
 def most_events(s: Draft, micro_batches: int) -> int:
     """The most events that wait at a time: one for each device, micro-batch on its way, and layer of a node, and one per
     stage."""

@@ -14,7 +14,7 @@ from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
 
 
-@compiled
+@compiled()
 def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """Seconds for one step, given members, loads and flows. All links that they need exist.
 
@@ -55,7 +55,7 @@ def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> flo
     return finished + update
 
 
-@compiled
+@compiled()
 def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
     """Fills in arrival, homeward, sent and received. A micro-batch's way home is a mean over the links, by their flows."""
     for m in range(sketch.stage[stages].first):
@@ -82,7 +82,7 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
             _carry(t, sketch, b, a, count * size)
 
 
-@compiled
+@compiled()
 def _carry(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
     """Adds what goes from a to b to the traffic of the lines on its way."""
     sender, receiver = t.node[a].line, t.node[b].line
@@ -96,20 +96,20 @@ def _carry(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
         sketch.node[via].received += carried
 
 
-@compiled
+@compiled()
 def _relay_busy(t: Tables, sketch: Sketch, a: int, b: int) -> float:
     """Seconds of a step during which the relay between a and b keeps its line busy; 0 if the link is direct."""
     via = t.link[a, b].via
     return _line_busy(t, sketch, via) if via >= 0 else 0.0
 
 
-@compiled
+@compiled()
 def _line_busy(t: Tables, sketch: Sketch, row: int) -> float:
     """Seconds of a step during which the line is busy."""
     return float(max(sketch.node[row].sent * t.node[row].per_up, sketch.node[row].received * t.node[row].per_down))
 
 
-@compiled
+@compiled()
 def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """Fills in trip and longest_trip, and returns the seconds that the busiest device computes."""
     busiest = 1e-12
@@ -131,7 +131,7 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     return busiest
 
 
-@compiled
+@compiled()
 def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -> tuple[float, int, float]:
     """Fills in own, and returns when the last micro-batch of the latest node is home, that node, and the seconds of the slowest
     update (keeping.update_seconds)."""
@@ -165,7 +165,7 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
     return top, at, update
 
 
-@compiled
+@compiled()
 def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: int) -> tuple[int, int]:
     """Raises own to the time when the node's slowest link, or relay, is done.
 
@@ -189,7 +189,7 @@ def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: i
     return at, peer
 
 
-@compiled
+@compiled()
 def _late_for_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
     """Fills in end: when each node ends its last backward pass.
 

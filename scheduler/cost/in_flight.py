@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.keeping import as_kept, first_need, room, update_seconds
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
@@ -16,7 +16,7 @@ SLACK = 2.0
 """Factor on the time that a micro-batch spends on links, to allow for queueing and late hosts. On emulated worldwide links
 that are about as busy as the devices, it reduced the busiest node's waiting from a quarter of a step to a tenth."""
 
-_least_in_flight = compiled(in_flight)
+_least_in_flight = compiled()(in_flight)
 
 
 def depths(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]:
@@ -33,14 +33,14 @@ def depths(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(numbers[begin:end]) for begin, end in pairwise(draft.first.tolist()))
 
 
-@compiled
+@compiled()
 def exchange(t: Tables, a: int, b: int, size: float) -> float:
     """Seconds to send ``size`` bytes from node a to node b and the same number back; infinite without links."""
     slowness = t.link[a, b].slowness + t.link[b, a].slowness
     return np.inf if np.isinf(slowness) else t.link[a, b].latency + t.link[b, a].latency + size * slowness
 
 
-@compiled
+@compiled()
 def depth_of(stages: int, stage: int, started: float, possible: float, micro_batches: int) -> int:
     """The number of micro-batches in flight on a node of the stage.
 
@@ -54,7 +54,7 @@ def depth_of(stages: int, stage: int, started: float, possible: float, micro_bat
     return max(least, int(min(useful, np.floor(possible), float(micro_batches))))
 
 
-@compiled
+@entry(makes_arrays=True)
 def needs_of_seats(t: Tables, s: Draft) -> tuple[Floats, Floats, float]:
     """By seat, then for all seats: what a micro-batch costs there, in forward passes, its backward pass included (float64
     [seats]); how many micro-batches in flight have room there (float64 [seats]); and the seconds that the slowest seat's bus is
@@ -73,7 +73,7 @@ def needs_of_seats(t: Tables, s: Draft) -> tuple[Floats, Floats, float]:
     return passes, possible, slowest
 
 
-@compiled
+@entry(makes_arrays=True)
 def depths_of_seats(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Ints:
     """The same as `depths`, by seat: int64 [seats]. ``passes`` and ``possible`` come from `needs_of_seats`."""
     ways, busiest = _ways(t, s, passes), 1e-12
@@ -90,7 +90,7 @@ def depths_of_seats(t: Tables, s: Draft, passes: Floats, possible: Floats) -> In
     return result
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _ways(t: Tables, s: Draft, passes: Floats) -> Floats:
     """[seats]: seconds from the beginning of a micro-batch's forward pass to the end of its backward pass there, over the
     longest way to the last stage and back that flows allow."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
 
 
-@compiled
+@entry()
 def balance(pace: Floats, total: int, load: Ints) -> bool:
     """Divides ``total`` micro-batches so that the last node is done as early as possible.
 
@@ -38,7 +38,7 @@ def balance(pace: Floats, total: int, load: Ints) -> bool:
     return True
 
 
-@compiled
+@entry()
 def share_out(t: Tables, sketch: Sketch, stages: int) -> float:
     """Fills in the loads, given the paces, and returns the seconds that the busiest node is busy.
 

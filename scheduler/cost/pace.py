@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room, update_seconds
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
@@ -20,7 +20,7 @@ FREE = 1.1
 """Factor on the planned busy time of links: on a link that is busy for the whole step, micro-batches wait long."""
 
 
-@compiled
+@entry()
 def with_waiting(busy: float, round_trips: float) -> float:
     """Seconds that a node needs if it is busy for ``busy`` seconds, and if its micro-batches need ``round_trips`` seconds with
     as many in flight as it may have.
@@ -31,7 +31,7 @@ def with_waiting(busy: float, round_trips: float) -> float:
     return float(np.sqrt(np.sqrt(busy**4 + (WAITING * round_trips) ** 4)))
 
 
-@compiled
+@entry()
 def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: float, evenness: float) -> float:
     """Fills in forward, passes, alone and pace of the members, and returns roughly the seconds of a step.
 
@@ -78,7 +78,7 @@ def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: flo
     return float(slowest_stage + slowest_reduction + trip)
 
 
-@compiled
+@compiled()
 def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onward: float) -> tuple[float, float, float]:
     """Fills in forward, passes, alone and pace of the stage's members.
 
@@ -144,7 +144,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
     return rate, ways / max(freely, 1e-300), reduction + update
 
 
-@compiled
+@compiled()
 def _beside_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> tuple[float, float, int]:
     """Returns the mean seconds of the stages, the seconds of the slowest stage, and its number. Infinity when a stage has no
     way on.

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.decision import PaperSeconds
 from dtfm.scheduler.model.problem import Floats, Groups, Ints
 
@@ -26,7 +26,7 @@ def paper_seconds(exchanges: Floats, groups: Groups) -> PaperSeconds:
     )
 
 
-@compiled
+@entry()
 def slowest_member(gradients: Floats, members: Ints) -> tuple[int, float]:
     """The member of a group whose exchanges with all others take longest, and their seconds.
 
@@ -42,7 +42,7 @@ def slowest_member(gradients: Floats, members: Ints) -> tuple[int, float]:
     return slowest, longest
 
 
-@compiled
+@entry(makes_arrays=True)
 def slowest_pair(activations: Floats, before: Ints, after: Ints) -> tuple[int, int, float]:
     """The slowest pair in the matching of two groups of one size whose slowest pair is fastest, and its seconds.
 
@@ -88,7 +88,7 @@ def slowest_pair(activations: Floats, before: Ints, after: Ints) -> tuple[int, i
     return one, other, longest
 
 
-@compiled
+@entry(makes_arrays=True)
 def mean_of_pairs(activations: Floats, before: Ints, after: Ints) -> float:
     """The least mean of a matching's pairs (Kuhn 1955, by shortest augmenting paths)."""
     size = len(before)

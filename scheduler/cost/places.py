@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Records
 
 _LINK = np.dtype([("receiver", "i8"), ("flow", "i8"), ("left", "i8"), ("used", "f8")], align=True)
@@ -13,7 +13,7 @@ _LINK = np.dtype([("receiver", "i8"), ("flow", "i8"), ("left", "i8"), ("used", "
 _ONE: int = np.int64(1)  # type: ignore[assignment]  # a plain 1 would compile _send once more
 
 
-@compiled
+@entry(makes_arrays=True)
 def seats_passed(s: Draft) -> Ints:
     """The seats that each micro-batch passes: int64 [stages, micro-batches]."""
     micro_batches = 0
@@ -30,7 +30,7 @@ def seats_passed(s: Draft) -> Ints:
     return passed
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _send(at: Ints, senders: int, flow: Ints, load: Ints, first: int, past_last: int, to: Ints) -> None:
     """Sets ``to``, the seats in [first, past_last), of micro-batches that are ``at`` these places of senders.
 
@@ -58,7 +58,7 @@ def _send(at: Ints, senders: int, flow: Ints, load: Ints, first: int, past_last:
         filled[receiver] = (received[receiver] + 0.5) / load[receiver]
 
 
-@compiled
+@compiled()
 def _first_choice(links: Records, filled: Floats, begin: int, end: int) -> int:
     """The link among [begin, end) with room whose two shares add up to the least; the first of equals."""
     best, least = begin, np.inf

@@ -13,7 +13,7 @@ EVENT = np.dtype([("time", "f8"), ("made", "i8"), ("kind", "i8"), ("seat", "i8")
 """``made`` counts the events in order of creation; ``number`` is a micro-batch's or a layer's, according to ``kind``."""
 
 
-@compiled
+@compiled()
 def put_event(heap: Records, made: Ints, time: float, kind: int, seat: int, number: int) -> None:
     """Puts an event into the heap. ``made`` is int64 [2]: the number of events in the heap, and of events ever made."""
     place = made[0]
@@ -26,7 +26,7 @@ def put_event(heap: Records, made: Ints, time: float, kind: int, seat: int, numb
     event.time, event.made, event.kind, event.seat, event.number = time, made[1], kind, seat, number
 
 
-@compiled
+@compiled()
 def drop_first_event(heap: Records, made: Ints) -> None:
     """Removes heap[0], the earliest event, of several at the same time the one that was made first."""
     made[0] -= 1
@@ -42,14 +42,14 @@ def drop_first_event(heap: Records, made: Ints) -> None:
     heap[place] = heap[end]
 
 
-@compiled
+@compiled()
 def _before(event: Any, other: Any) -> bool:
     if event.time == other.time:
         return event.made < other.made  # type: ignore[no-any-return]
     return event.time < other.time  # type: ignore[no-any-return]
 
 
-@compiled
+@compiled()
 def put_number(heap: Ints, begin: int, count: int, number: int) -> None:
     """Puts a number into the heap of ``count`` that begins at heap[begin]."""
     place = count
@@ -59,7 +59,7 @@ def put_number(heap: Ints, begin: int, count: int, number: int) -> None:
     heap[begin + place] = number
 
 
-@compiled
+@compiled()
 def take_number(heap: Ints, begin: int, count: int) -> int:
     """Takes the least number from the heap of ``count`` that begins at heap[begin]."""
     end = count - 1

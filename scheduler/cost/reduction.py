@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.sums import siblings_in
@@ -14,7 +14,7 @@ EXACT_GROUP = 48
 """Largest number of replicas whose reduction is followed link by link: the number of messages grows with its square."""
 
 
-@compiled
+@compiled()
 def add_up_shards(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
     """Fills in the shards of all lines."""
     for row in range(len(t.node)):
@@ -31,7 +31,7 @@ def add_up_shards(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
                         sketch.node[t.link[a, b].via].shards += shard
 
 
-@compiled
+@compiled()
 def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -> tuple[float, int, int]:
     """When the gradients of a stage with layers [layer, past_last) are reduced, in seconds from the start of the step.
 
@@ -96,7 +96,7 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
     return done, one, other
 
 
-@compiled
+@compiled()
 def _seconds_per_byte(t: Tables, sketch: Sketch, a: int, b: int, seconds: float, shard: float) -> float:
     """Seconds per byte of a shard from a to b, where lines are shared: ``seconds`` if it goes to another machine without a
     relay."""
@@ -109,7 +109,7 @@ def _seconds_per_byte(t: Tables, sketch: Sketch, a: int, b: int, seconds: float,
     return float(max(seconds, passing))
 
 
-@compiled
+@compiled(makes_arrays=True)
 def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
     """Finds the slowest link or line among the members. Returns its seconds per byte of a shard, the longest latency, and the
     two nodes of the slowest link. The second node is -1 if a line is the slowest."""
@@ -137,7 +137,7 @@ def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
     return slowest, latency, a, b
 
 
-@compiled
+@entry()
 def reduction_seconds(t: Tables, members: Ints, gradient_bytes: float) -> float:
     """Seconds to reduce a stage's gradients (arXiv 2206.01288, section 3.2), when all members are done at the same time.
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan
@@ -50,7 +50,7 @@ class Freeing(NamedTuple):
     seconds: float
 
 
-@compiled
+@compiled()
 def lacking_during(room: Room, node: int, first: int, past_last: int, where: int) -> float:
     """The bytes that the node lacks to hold its old stage beside layers [first, past_last); 0 or less where it has room."""
     old_first, old_past, was = room.seat[node, 0], room.seat[node, 1], room.seat[node, 2]
@@ -63,7 +63,7 @@ def lacking_during(room: Room, node: int, first: int, past_last: int, where: int
     return float(max(device - room.memory[node, 0], host - room.memory[node, 1]))
 
 
-@compiled
+@compiled()
 def _both(
     room: Room, memory: int, old_first: int, old_past: int, was: int, first: int, past_last: int, where: int
 ) -> float:
@@ -78,7 +78,7 @@ def _both(
     return float(held + added - min(known, wanted))
 
 
-@compiled
+@entry()
 def freeing_seconds(room: Room, node: int, first: int, past_last: int, where: int) -> float:
     """Seconds that the node takes to move away the state that layers [first, past_last), its new stage, do not need."""
     old_first, old_past, was = room.seat[node, 0], room.seat[node, 1], room.seat[node, 2]
@@ -96,7 +96,7 @@ def freeing_seconds(room: Room, node: int, first: int, past_last: int, where: in
     return float(moved / BUS_BYTES_PER_SECOND)
 
 
-@compiled
+@compiled()
 def roughly_freeing(room: Room, node: int, first: int, past_last: int) -> float:
     """`freeing_seconds` if the node has to free memory first, else -1. Assumes that its state is on the device if the device
     has room for that state alone."""
@@ -114,7 +114,7 @@ def roughly_freeing(room: Room, node: int, first: int, past_last: int) -> float:
     return float(freeing_seconds(room, node, first, past_last, where))
 
 
-@compiled
+@entry(makes_arrays=True)
 def shortages(room: Room, seats: Ints) -> Floats:
     """By row of ``seats`` (node, first, past_last, where), the bytes that the node lacks, and the seconds to free: [seats, 2]."""
     found = np.zeros((len(seats), 2))

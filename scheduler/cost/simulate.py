@@ -27,7 +27,7 @@ from dtfm.scheduler.cost.beginning import LINK, connect, empty_queues, idle_devi
 from dtfm.scheduler.cost.in_flight import needs_of_seats
 from dtfm.scheduler.cost.places import seats_passed
 from dtfm.scheduler.cost.queues import EVENT, drop_first_event, put_event, put_number, take_number
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
 from dtfm.scheduler.model.tables import Tables, tables
 
@@ -56,7 +56,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
 #   complete             float64 [layers, n]: when a seat has got its shard of a layer from all.
 
 
-@compiled
+@entry(makes_arrays=True)
 def simulated(t: Tables, s: Draft) -> float:
     """The same as `simulate`."""
     count, layers = len(s.node), len(t.layer) - 1
@@ -99,7 +99,7 @@ def simulated(t: Tables, s: Draft) -> float:
     return max(now, summed_until) + update
 
 
-@compiled
+@compiled()
 def _start(
     events: Records,
     made: Ints,
@@ -128,7 +128,7 @@ def _start(
         put_event(events, made, now + device.forward_seconds, _FORWARD_DONE, seat, number)
 
 
-@compiled
+@compiled()
 def _wait(queues: Records, waiting: Ints, seat: int, way: int, number: int) -> None:
     """The micro-batch waits for the device; ``way`` is _FORWARD or _BACKWARD."""
     queue = queues[seat, way]
@@ -136,7 +136,7 @@ def _wait(queues: Records, waiting: Ints, seat: int, way: int, number: int) -> N
     queue.count += 1
 
 
-@compiled
+@compiled()
 def _next(queues: Records, waiting: Ints, seat: int, way: int) -> int:
     """Takes the lowest number that waits."""
     queue = queues[seat, way]
@@ -145,7 +145,7 @@ def _next(queues: Records, waiting: Ints, seat: int, way: int) -> int:
     return number
 
 
-@compiled
+@compiled()
 def _done(
     events: Records,
     made: Ints,
@@ -176,7 +176,7 @@ def _done(
         put_event(events, made, time, _FORWARD_ARRIVED, to, number)
 
 
-@compiled
+@compiled()
 def _send(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float, shard: bool) -> float:
     """The arrival time of ``size`` bytes of a tensor that go from seat to seat at ``now``. A ``shard`` gives way to activations
     and their gradients."""
@@ -191,7 +191,7 @@ def _send(devices: Records, links: Records, sender: int, receiver: int, size: fl
     return float(done + link.latency)
 
 
-@compiled
+@compiled()
 def _up(device: Any, size: float, now: float, shard: bool) -> float:
     """When the device's line has sent as many bytes."""
     seconds = size * device.per_up
@@ -202,7 +202,7 @@ def _up(device: Any, size: float, now: float, shard: bool) -> float:
     return float(device.sent_until)
 
 
-@compiled
+@compiled()
 def _down(device: Any, size: float, now: float, shard: bool) -> float:
     """When the device's line has received as many bytes."""
     seconds = size * device.per_down
@@ -213,7 +213,7 @@ def _down(device: Any, size: float, now: float, shard: bool) -> float:
     return float(device.received_until)
 
 
-@compiled
+@compiled()
 def _finish_gradients(
     events: Records, made: Ints, devices: Records, flops_before: Floats, seat: int, now: float
 ) -> None:
@@ -226,7 +226,7 @@ def _finish_gradients(
         put_event(events, made, now + seconds, _GRADIENTS_FINAL, seat, layer)
 
 
-@compiled
+@compiled()
 def _scatter(
     events: Records,
     made: Ints,
@@ -259,7 +259,7 @@ def _scatter(
             put_event(events, made, complete[layer, owner], _SHARD_SUMMED, owner, layer)
 
 
-@compiled
+@compiled()
 def _gather(devices: Records, links: Records, shards: Floats, owner: int, layer: int, now: float) -> float:
     """Sends the owner's sum to all others of its group. Returns the time when the last of them has it."""
     last = now

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.scheduler.cost.room import Room, empty_room, roughly_freeing
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import Position
@@ -38,7 +38,7 @@ class Fetching(NamedTuple):
     """Extra seconds that a change counts if some node has to free memory first."""
 
 
-@compiled
+@entry(makes_arrays=True)
 def fetching_seconds(fetching: Fetching, position: Position) -> float:
     """Seconds until all have fetched what they lack: the slowest receiver, or the holders of the stage that is wanted most. Nodes
     without room for their old stage and their new one free memory before that."""

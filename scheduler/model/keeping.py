@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.memory import LADDER, Keeping
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.tables import Tables, tables
@@ -60,7 +60,7 @@ class Need(NamedTuple):
     """The way's place in memory.LADDER."""
 
 
-@compiled
+@entry()
 def need(t: Tables, way: int, first: int, past_last: int) -> Need:
     """What layers [first, past_last) need in this way."""
     begin, end = t.layer[first], t.layer[past_last]
@@ -79,7 +79,7 @@ def need(t: Tables, way: int, first: int, past_last: int) -> Need:
     return Need(state + working, each, host, t.passes + checkpointed, way)
 
 
-@compiled
+@entry()
 def lacking(wanted: Need, held: float, memory: float, host_memory: float) -> float:
     """The bytes that a node lacks for ``held`` micro-batches in flight, in the memory that is shortest; 0 or less if the node
     has room. ``host_memory`` is 0 where the device computes in the host's own memory."""
@@ -89,26 +89,26 @@ def lacking(wanted: Need, held: float, memory: float, host_memory: float) -> flo
     return float(max(device - memory, wanted.host - host_memory))
 
 
-@compiled
+@compiled()
 def room(wanted: Need, memory: float, host_memory: float) -> float:
     """The bytes that such a node has for micro-batches in flight; below 0 if it lacks memory even without any."""
     return float(memory - wanted.fixed - (wanted.host if host_memory == 0.0 else 0.0))
 
 
-@compiled
+@compiled()
 def update_seconds(t: Tables, wanted: Need, host_memory: float) -> float:
     """Seconds of each step that the bus of such a node is busy with gradients and weights. 0 if the device keeps all, or
     computes in the host's own memory."""
     return 0.0 if host_memory == 0.0 or not wanted.way & 2 else wanted.host * t.update_seconds_per_byte
 
 
-@compiled
+@entry()
 def first_need(t: Tables, first: int, past_last: int) -> Need:
     """What layers [first, past_last) need in the first way that the workload allows. It is the same for all nodes of a stage."""
     return need(t, t.first_way, first, past_last)
 
 
-@compiled
+@compiled()
 def every_need(t: Tables, first: int, past_last: int) -> tuple[Need, Need, Need, Need]:
     """What layers [first, past_last) need in each way of memory.LADDER. If the workload does not allow a way, the need of the
     way before stands in its place, or of the first way. For loops over nodes that ask for all of them."""
@@ -119,7 +119,7 @@ def every_need(t: Tables, first: int, past_last: int) -> tuple[Need, Need, Need,
     return one, two, three, four
 
 
-@compiled
+@compiled()
 def is_first(ways: int, cheapest: Need, held: float, memory: float, host_memory: float) -> bool:
     """Whether a node with these memories takes the first way, whose need is the ``cheapest``, of the ``ways`` of Tables.
 
@@ -128,7 +128,7 @@ def is_first(ways: int, cheapest: Need, held: float, memory: float, host_memory:
     return ways == 1 << cheapest.way or lacking(cheapest, held, memory, host_memory) < ENOUGH
 
 
-@compiled
+@compiled()
 def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
     """What layers [first, past_last) need as the node keeps them: in the last way if none has room. ``cheapest`` is their
     first_need, and ``held`` the fewest micro-batches in flight."""
@@ -144,13 +144,13 @@ def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, n
     return wanted
 
 
-@compiled
+@entry()
 def as_kept(t: Tables, way: int, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
     """What layers [first, past_last) need in this way. With ``way`` -1 the node chooses: see `chosen`."""
     return chosen(t, cheapest, first, past_last, held, node) if way < 0 else need(t, way, first, past_last)
 
 
-@compiled
+@compiled()
 def least_lacking(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> float:
     """The bytes that the node lacks in the way that lacks least; below ENOUGH if it has room. Arguments as for `chosen`."""
     memory, host_memory = t.node[node].memory, t.node[node].host_memory

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Records
 from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.sums import Sums, empty_sums, leave
@@ -159,7 +159,7 @@ def _nothing_known(nodes: int) -> Records:
     return known
 
 
-@compiled
+@entry(makes_arrays=True)
 def copy(source: Position, target: Position) -> None:
     """Makes ``target`` equal to ``source``."""
     target.place[:] = source.place
@@ -167,7 +167,7 @@ def copy(source: Position, target: Position) -> None:
     target.stages[0] = source.stages[0]
 
 
-@compiled
+@entry()
 def gather_members(position: Position, sketch: Sketch) -> bool:
     """Fills in the members of each stage. False when a stage has none."""
     place, stages, stage = position.place, position.stages[0], sketch.stage
@@ -191,7 +191,7 @@ def gather_members(position: Position, sketch: Sketch) -> bool:
     return True
 
 
-@compiled
+@entry()
 def not_proven(t: Tables, sketch: Sketch, stages: int) -> int:
     """The number of stages without a proven node, where each needs one."""
     count = 0
@@ -204,7 +204,7 @@ def not_proven(t: Tables, sketch: Sketch, stages: int) -> int:
     return count
 
 
-@compiled
+@compiled()
 def _witness(t: Tables, sketch: Sketch, begin: int, end: int) -> int:
     """Of the members [begin, end) of a stage, a proven node to keep though it has no micro-batches, because no proven member
     has any. -1 if there is none."""
@@ -219,7 +219,7 @@ def _witness(t: Tables, sketch: Sketch, begin: int, end: int) -> int:
     return stays
 
 
-@compiled
+@entry()
 def drop_idle(t: Tables, sketch: Sketch, stages: int) -> bool:
     """Takes the nodes without micro-batches out of their stages and of the sums, except one proven node that a stage needs.
     Returns whether there was any."""
@@ -239,7 +239,7 @@ def drop_idle(t: Tables, sketch: Sketch, stages: int) -> bool:
     return kept < before
 
 
-@compiled
+@entry(makes_arrays=True)
 def draft_of_sketch(sketch: Sketch, stages: int, cuts: Ints) -> Draft:
     """The plan that was tried last, with flows."""
     count = sketch.stage[stages].first

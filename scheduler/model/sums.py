@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Floats, Ints, Records
 from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.tables import Tables
@@ -56,7 +56,7 @@ def empty_sums(nodes: int) -> Sums:
     )
 
 
-@compiled
+@compiled()
 def siblings_in(t: Tables, sums: Sums, stage: int, node: int) -> int:
     """The number of other nodes in the stage that share the node's line."""
     count, other = 0, t.node[node].sibling
@@ -67,7 +67,7 @@ def siblings_in(t: Tables, sums: Sums, stage: int, node: int) -> int:
     return count
 
 
-@compiled
+@entry(makes_arrays=True)
 def add_up(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
     """Adds all sums up from the beginning, which removes rounding errors."""
     for stage in range(stages):
@@ -82,7 +82,7 @@ def add_up(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
         _find_slowest(t, sums, stage)
 
 
-@compiled
+@entry()
 def follow(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
     """Brings the sums to another position: only nodes that have moved are taken away and added elsewhere."""
     changed = 0
@@ -102,7 +102,7 @@ def follow(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
             _find_slowest(t, sums, stage)
 
 
-@compiled
+@compiled()
 def leave(t: Tables, sums: Sums, node: int) -> None:
     """Takes a node out of its stage. If its slowest link was the node's, ``slowness`` is -1 until `follow` finds the next."""
     stage = sums.place[node]
@@ -113,7 +113,7 @@ def leave(t: Tables, sums: Sums, node: int) -> None:
         slowest.slowness = -1.0
 
 
-@compiled
+@compiled()
 def _join(t: Tables, sums: Sums, node: int, stage: int) -> None:
     _add(t, sums, stage, node, 1.0)
     slowest = sums.slowest[sums.row[stage]]
@@ -124,7 +124,7 @@ def _join(t: Tables, sums: Sums, node: int, stage: int) -> None:
     sums.place[node] = stage
 
 
-@compiled
+@compiled()
 def _add(t: Tables, sums: Sums, stage: int, node: int, sign: float) -> None:
     own, more = sums.toward[sums.row[stage]], t.toward[node]
     for kind in range(own.shape[0]):
@@ -132,7 +132,7 @@ def _add(t: Tables, sums: Sums, stage: int, node: int, sign: float) -> None:
             own[kind, other] += sign * more[kind, other]
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _find_slowest(t: Tables, sums: Sums, stage: int) -> None:
     slowest = sums.slowest[sums.row[stage]]
     slowest.slowness, slowest.one, slowest.other = 0.0, -1, -1
@@ -143,7 +143,7 @@ def _find_slowest(t: Tables, sums: Sums, stage: int) -> None:
                 slowest.slowness, slowest.one, slowest.other = t.slower[one, other], one, other
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _renumber(sums: Sums, place: Ints, stages: int) -> None:
     """Gives each stage the row of the old stage that has most of its members now, if no other stage has the row yet. The others
     begin empty."""

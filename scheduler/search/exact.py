@@ -6,7 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator, price_of
 from dtfm.scheduler.bound.branch_and_bound import Plans, promising
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.sketch import NO_LINK, Position, Sketch, empty_sketch
@@ -59,7 +59,7 @@ def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> Floats:
     return prices
 
 
-@compiled
+@entry()
 def _price(t: Tables, sketch: Sketch, places: Ints, cuts: Ints, stages: Ints, keep_idle: bool, prices: Floats) -> None:
     for row in range(len(stages)):
         prices[row] = price_of(t, Position(places[row], cuts[row], stages[row : row + 1]), sketch, keep_idle)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtfm.scheduler.cost.state_transfer import Fetching
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Position
 
@@ -38,7 +38,7 @@ class Rules(NamedTuple):
     """False: the cuts stay."""
 
 
-@compiled
+@entry()
 def change(rules: Rules, position: Position, decides: Ints) -> bool:
     """One random move. ``decides`` is Sketch.decides of the position before it."""
     kind = np.random.random()
@@ -63,12 +63,12 @@ def change(rules: Rules, position: Position, decides: Ints) -> bool:
     return _merge_stages(position)
 
 
-@compiled
+@compiled()
 def _chance(probability: float) -> bool:
     return np.random.random() < probability
 
 
-@compiled
+@compiled()
 def _member(place: Ints, stage: int) -> int:
     """A random node of the stage (-1: idle), or -1 when it has none."""
     count = 0
@@ -86,7 +86,7 @@ def _member(place: Ints, stage: int) -> int:
     return -1
 
 
-@compiled
+@compiled()
 def _aim(place: Ints, decides: Ints) -> int:
     """A node that decides, a node of a stage that decides, or any node."""
     kind = np.random.random()
@@ -106,12 +106,12 @@ def _aim(place: Ints, decides: Ints) -> int:
     return node if node >= 0 else np.random.randint(0, len(place))
 
 
-@compiled
+@compiled()
 def _deciding_stage(decides: Ints) -> int:
     return int(decides[2] if _chance(0.5) else decides[5])
 
 
-@compiled
+@compiled()
 def _near(rules: Rules, node: int) -> int:
     """One of the nearest nodes; the node itself if there is no other."""
     if rules.nearest.shape[1] == 0:
@@ -119,7 +119,7 @@ def _near(rules: Rules, node: int) -> int:
     return int(rules.nearest[node, np.random.randint(0, min(NEAR, rules.nearest.shape[1]))])
 
 
-@compiled
+@compiled()
 def _shift(cuts: Ints, boundary: int, by: int) -> bool:
     """Shifts one cut by this many layers, unless a stage would be left without any."""
     shifted = cuts[boundary] + by
@@ -129,7 +129,7 @@ def _shift(cuts: Ints, boundary: int, by: int) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _shift_cut(position: Position, decides: Ints) -> bool:
     """Shifts a cut. Half of the time a deciding stage gets smaller. Sometimes the neighbouring cut shifts too."""
     stages = position.stages[0]
@@ -153,7 +153,7 @@ def _shift_cut(position: Position, decides: Ints) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _relocate(rules: Rules, position: Position, decides: Ints) -> bool:
     """Moves a node to another stage, or makes it idle. The stage is a near node's, a neighbour of a near node's, a deciding
     one, or any."""
@@ -185,7 +185,7 @@ def _relocate(rules: Rules, position: Position, decides: Ints) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _swap(rules: Rules, position: Position, decides: Ints) -> bool:
     """Swaps the places of two nodes; one may be idle."""
     place = position.place
@@ -201,7 +201,7 @@ def _swap(rules: Rules, position: Position, decides: Ints) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _reorder(rules: Rules, position: Position) -> bool:
     """Swaps two stages' nodes, reverses a segment of stages, or moves a stage; their cuts stay in place."""
     place, stages = position.place, position.stages[0]
@@ -231,7 +231,7 @@ def _reorder(rules: Rules, position: Position) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _open_stage(position: Position, stage: int, cut: int) -> None:
     """Makes room for a stage at this number. The stage with the number so far is cut at ``cut``."""
     stages = position.stages[0]
@@ -244,7 +244,7 @@ def _open_stage(position: Position, stage: int, cut: int) -> None:
     position.stages[0] = stages + 1
 
 
-@compiled
+@compiled()
 def _close_stage(position: Position, stage: int) -> bool:
     """Takes a stage without nodes out. Its layers go to a neighbouring stage."""
     stages = position.stages[0]
@@ -259,7 +259,7 @@ def _close_stage(position: Position, stage: int) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _found_stage(rules: Rules, position: Position) -> bool:
     """A new stage of one node, idle if there is one, and perhaps some idle nodes near it. The caller makes new cuts."""
     place, stages = position.place, position.stages[0]
@@ -280,7 +280,7 @@ def _found_stage(rules: Rules, position: Position) -> bool:
     return old < 0 or _member(place, old) >= 0
 
 
-@compiled
+@compiled()
 def _split_stage(rules: Rules, position: Position) -> bool:
     """Splits a stage's layers and nodes in two, nodes near each other together half of the time."""
     place, stages = position.place, position.stages[0]
@@ -308,7 +308,7 @@ def _split_stage(rules: Rules, position: Position) -> bool:
     return True
 
 
-@compiled
+@compiled()
 def _dissolve_stage(rules: Rules, position: Position) -> bool:
     """Takes a stage out; its nodes become idle, or most of them join stages of nodes near them."""
     place, stages = position.place, position.stages[0]
@@ -323,7 +323,7 @@ def _dissolve_stage(rules: Rules, position: Position) -> bool:
     return _close_stage(position, stage)
 
 
-@compiled
+@compiled()
 def _merge_stages(position: Position) -> bool:
     """Makes one stage of two neighbouring ones."""
     place, stages = position.place, position.stages[0]

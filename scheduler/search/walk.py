@@ -10,7 +10,7 @@ from dtfm.scheduler.assemble.evaluate import lacking_bytes, price_of_members
 from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulated
 from dtfm.scheduler.cost.state_transfer import fetching_seconds
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import compiled, entry
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.sketch import (
@@ -41,7 +41,7 @@ SUMS_LAST = 10_000
 """The number of steps after which sums are added up from the beginning."""
 
 
-@compiled
+@entry(makes_arrays=True)
 def walk(
     t: Tables,
     rules: Rules,
@@ -116,7 +116,7 @@ def walk(
     prices[0] = current
 
 
-@compiled
+@compiled(makes_arrays=True)
 def _price(
     t: Tables,
     rules: Rules,

@@ -78,7 +78,7 @@ class Sent:
 
     async def until_it_stands_still(self) -> None:
         before = -1
-        while before != self.bytes:
+        while before != self.bytes or not self.bytes:
             before = self.bytes
             await asyncio.sleep(1.0)
 
@@ -94,7 +94,6 @@ async def test_eight_names_of_one_key_fill_little_by_probes() -> None:
             before = at.most
             pouring = [asyncio.create_task(sent.pour(channel)) for channel in open_ for _ in range(CALLS)]
             await sent.until_it_stands_still()
-            assert sent.bytes > 0
             assert at.most - before <= MOST_FILLED
             for task in pouring:
                 task.cancel()
@@ -121,6 +120,7 @@ async def test_large_pings_fill_little() -> None:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 grpc.StatusCode.UNAVAILABLE,  # the connection has too many calls
             }
+            print(f"480 pings of a MiB fill {(at.most - before) / 2**20:.0f} MiB")
             assert at.most - before <= 2 * MOST_FILLED, "480 MiB were sent"
             for channel in open_:
                 assert await method(channel, "Ping")(b"after") == b"after"

@@ -12,7 +12,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.stage_order import cheapest_path
 from dtfm.scheduler.cost.paper import slowest_member, slowest_pair
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.problem import Floats, Ints
 
 PARENTS, CHILDREN = 100, 4900
@@ -21,7 +21,7 @@ CROSSED = 5
 """Nodes whose groups a child takes from its first parent."""
 
 
-@compiled
+@entry(makes_arrays=True)
 def published_cost(exchanges: Floats, stages: int, parents: int, children: int, seed: int) -> float:
     """The least cost that the search finds. ``exchanges``: Problem.paper_exchanges, finite and symmetric."""
     np.random.seed(seed)
@@ -46,7 +46,7 @@ def published_cost(exchanges: Floats, stages: int, parents: int, children: int, 
     return float(least)
 
 
-@compiled
+@entry(makes_arrays=True)
 def cost_of(exchanges: Floats, place: Ints, stages: int) -> float:
     """The cost of groups in their best order. ``place`` is each node's group."""
     size = len(place) // stages
@@ -63,7 +63,7 @@ def cost_of(exchanges: Floats, place: Ints, stages: int) -> float:
     return float(longest + cheapest_path(boundary)[1])
 
 
-@compiled
+@entry(makes_arrays=True)
 def _crossed(first: Ints, second: Ints, stages: int) -> Ints:
     """The second parent, with the groups that the first one gives some nodes; nodes too many go to the first group with room."""
     child, nodes = second.copy(), len(second)
@@ -81,7 +81,7 @@ def _crossed(first: Ints, second: Ints, stages: int) -> Ints:
     return child
 
 
-@compiled
+@entry(makes_arrays=True)
 def _wishes(seconds: Floats, place: Ints, stages: int, locked: Ints, gain: Floats, best: Floats, who: Ints) -> None:
     """Finds for each group the unlocked node with the nearest other member, and the gain of moving it to each other group.
 
@@ -118,7 +118,7 @@ def _wishes(seconds: Floats, place: Ints, stages: int, locked: Ints, gain: Float
                     best[group], who[group, 1] = gain[group, target], target
 
 
-@compiled
+@entry(makes_arrays=True)
 def cycled(seconds: Floats, place: Ints, stages: int) -> None:
     """Lets nodes change groups in cycles, in place: as many cycles as groups, each as long as it gains most."""
     nodes = len(place)

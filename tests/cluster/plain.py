@@ -12,12 +12,17 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from blake3 import blake3
+from numpy.typing import NDArray
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
@@ -61,12 +66,14 @@ def plain_losses(
     optimizer = optimizer_of(run, module)
     for step in itertools.count(1):
         of_step = train.global_batch // train.micro_batch
-        inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
+        numbers = range((step - 1) * of_step, step * of_step)
+        inputs, labels = whole_batch(run, data, numbers)
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         positions = data.positions(inputs)
         # With a cache, transformers would not look for documents.
         more = {} if positions is None else {"position_ids": positions, "use_cache": False}
-        loss = mean_loss(module(inputs, **more), labels, per_token=train.loss_per_token)
+        with dropping(module, numbers):
+            loss = mean_loss(module(inputs, **more), labels, per_token=train.loss_per_token)
         torch.autograd.backward(loss)
         yield loss.item()
         update(run, module, optimizer, step)
@@ -131,7 +138,8 @@ def losses_of_islands(
                 counted = {i: int((whole_batch(run, data, mine)[1] >= 0).sum()) for i, mine in numbers.items()}
             for island, (module, optimizer) in copies.items():
                 inputs, labels = whole_batch(run, data, numbers[island])
-                of_island = mean_loss(module(inputs.to(device)), labels.to(device), per_token=train.loss_per_token)
+                with dropping(module, numbers[island]):
+                    of_island = mean_loss(module(inputs.to(device)), labels.to(device), per_token=train.loss_per_token)
                 torch.autograd.backward(of_island)
                 total += of_island.detach() * (counted[island] / sum(counted.values()))
                 update(run, module, optimizer, step)
@@ -329,15 +337,22 @@ def adapted_model(run: Run, data: Data) -> Any:
         lora_alpha=int(spec.adapter.alpha),
         target_modules=list(spec.adapter.targets) or "all-linear",
         use_rslora=spec.adapter.rs,
+        lora_dropout=spec.adapter.dropout,
+        modules_to_save=list(spec.adapter.train_also) or None,
+        ensure_weight_tying=bool(spec.adapter.train_also and base.config.tie_word_embeddings),
     )
     if spec.adapter.pretrained:
         begun: Any = PeftModel.from_pretrained(base, spec.adapter.pretrained, is_trainable=True)
         return begun.train(bool(packing))
     module: Any = get_peft_model(base, config)
+    for name, part in module.named_modules():
+        if isinstance(part, LoraLayer) and spec.adapter.dropout:
+            own = PlainDropout(run.seed, name.removeprefix("base_model.model."), spec.adapter.dropout)
+            part.lora_dropout["default"] = own
     module.train(bool(packing))  # bitsandbytes computes otherwise for evaluations, and families drop out for training
     described = load_once(spec, data.sample)
     values = {k: v for spec in described.buckets for k, v in described.initial_parameters(spec, run.seed).items()}
-    trained = {name.removeprefix("base_model.model."): p for name, p in module.named_parameters() if p.requires_grad}
+    trained = trained_in(module)
     assert trained.keys() == values.keys()
     with torch.no_grad():
         for name, parameter in trained.items():
@@ -353,11 +368,63 @@ def plain_adapter(run: Run, steps: int) -> dict[str, torch.Tensor]:
     module = module.to(dtype) if run.model.weights == "bf16" else module
     optimizer, of_step = adamw_of(run, module), train.global_batch // train.micro_batch
     for step in range(1, steps + 1):
-        inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
-        torch.autograd.backward(mean_loss(module(inputs), labels, per_token=train.loss_per_token))
+        numbers = range((step - 1) * of_step, step * of_step)
+        inputs, labels = whole_batch(run, data, numbers)
+        with dropping(module, numbers):
+            torch.autograd.backward(mean_loss(module(inputs), labels, per_token=train.loss_per_token))
         update(run, module, optimizer, step)
+    return {name: parameter.detach() for name, parameter in trained_in(module).items()}
+
+
+class PlainDropout(nn.Module):
+    """Drops what the run's nodes drop of these micro-batches, one after the other: ``numbers``."""
+
+    def __init__(self, seed: int, name: str, share: float) -> None:
+        super().__init__()
+        self._seed, self._name, self._share = seed, name, share
+        self.numbers: Sequence[int] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.numbers:
+            return x
+        shape = (len(x) // len(self.numbers), *x.shape[1:])
+        masks = [plain_mask(self._seed, number, self._name, self._share, shape) for number in self.numbers]
+        return torch.where(torch.from_numpy(np.concatenate(masks)), 0.0, x / (1 - self._share))
+
+
+@contextmanager
+def dropping(module: nn.Module, numbers: Sequence[int]) -> Iterator[None]:
+    """Inside, the adapters in the module drop what they should of these micro-batches of the run."""
+    own = [part for part in module.modules() if isinstance(part, PlainDropout)]
+    for part in own:
+        part.numbers = numbers
+    yield
+    for part in own:
+        part.numbers = ()
+
+
+def plain_mask(seed: int, number: int, name: str, share: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """The numbers that the module of this name drops of a micro-batch's input."""
+    one, other = np.frombuffer(blake3(f"{seed} {number} {name}".encode()).digest(8), "<u4")
+    columns = shape[-1]
+    rows = _mixed(np.arange(math.prod(shape) // columns, dtype=np.uint32) ^ one)
+    mixed = _mixed(rows[:, None] ^ _mixed(np.arange(columns, dtype=np.uint32) ^ other))
+    # As numbers with a sign, the lowest are those from the middle on.
+    return ((mixed ^ np.uint32(1 << 31)) < round(share * 2**32)).reshape(shape)
+
+
+def _mixed(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters of peft's ``module``, by their names in the model."""
     return {
-        name.removeprefix("base_model.model."): p.detach() for name, p in module.named_parameters() if p.requires_grad
+        name.removeprefix("base_model.model.").replace(".modules_to_save.default.", "."): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
     }
 
 

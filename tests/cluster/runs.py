@@ -36,6 +36,9 @@ config = { n_embd = 32, n_layer = 3, n_head = 4, n_positions = 64 }
 """
 
 
+GLOBAL_BATCH, MICRO_BATCH = 20, 2
+
+
 def run_file(
     *,
     stages: list[int],
@@ -49,8 +52,8 @@ def run_file(
     lease: float = 5.0,
     storage: str = "checkpoints",
 ) -> str:
-    """A run with steps of 20 samples in micro-batches of 2. ``stages``: the number of replicas of each stage; the run starts
-    when all of them are there. ``storage``: of its checkpoints; by default a folder beside the run file."""
+    """A run with steps of GLOBAL_BATCH samples in micro-batches of MICRO_BATCH. ``stages``: the number of replicas of each stage;
+    the run starts when all of them are there. ``storage``: of its checkpoints; by default a folder beside the run file."""
     return f"""
 name = "test"
 seed = 7
@@ -60,8 +63,8 @@ source = "{source}"
 sequence_length = 32
 [train]
 steps = {steps}
-global_batch = 20
-micro_batch = 2
+global_batch = {GLOBAL_BATCH}
+micro_batch = {MICRO_BATCH}
 learning_rate = {learning_rate!r}
 warmup_steps = {min(4, steps)}
 precision = "{precision}"

@@ -25,9 +25,17 @@ from tests.web import web
 STEPS = 4
 
 
-def run_of(folder: Path, stages: list[int], *, family: str = "gpt2", weights: str = "bf16", **keys: Any) -> str:
+def run_of(
+    folder: Path,
+    stages: list[int],
+    *,
+    family: str = "gpt2",
+    weights: str = "bf16",
+    adapter: str = "rank = 4",
+    **keys: Any,
+) -> str:
     published = publish(folder / "published", family)
-    return adapter_run(run_file(stages=stages, **keys), published, weights=weights)
+    return adapter_run(run_file(stages=stages, **keys), published, weights=weights, adapter=adapter)
 
 
 def loaded(base: Path, adapter: Path) -> Any:
@@ -75,6 +83,25 @@ def test_a_second_start_reads_no_frozen_weights_from_the_source(tmp_path: Path) 
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("stages", [[1], [1, 1], [2]], ids=["1", "2", "x2"])
+def test_modules_are_trained_whole_beside_it(tmp_path: Path, family: str, stages: list[int]) -> None:
+    """gemma2's head is its embedding. peft and transformers read what comes home, also merged."""
+    adapter = 'rank = 4\ntrain_also = ["embed_tokens", "model.norm"]'
+    keys: dict[str, Any] = {"family": family, "adapter": adapter, "precision": "fp32", "storage": "coordinator:"}
+    with Cluster(tmp_path, run_of(tmp_path, stages, steps=STEPS, **keys), nodes="ab"[: sum(stages)]) as cluster:
+        assert cluster.finish(timeout=500) == 0
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=0, abs=1e-6)
+    command = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store]
+    subprocess.run([*command, str(tmp_path / "adapter")], check=True, timeout=60)
+    subprocess.run([*command, "--merged", str(tmp_path / "merged")], check=True, timeout=60)
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    for model in (loaded(tmp_path / "published", tmp_path / "adapter"), merged):
+        last = cluster.of("evaluated")[-1]["loss"]
+        assert held_out_loss(cluster.run_file, model, 8) == pytest.approx(last, abs=1e-6)
+
+
+@pytest.mark.soak
 def test_a_run_begins_with_a_published_adapter(tmp_path: Path) -> None:
     """It is named in place of the model, and everything else follows from it. The nodes read it from the coordinator."""
     base = publish(tmp_path / "published", "qwen3")
@@ -108,9 +135,10 @@ def test_so_do_nodes_that_keep_the_frozen_weights_in_few_bits(tmp_path: Path, we
 
 
 @pytest.mark.soak
-def test_a_node_is_killed_and_another_joins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["rank = 4", "rank = 4\ndropout = 0.1"])
+def test_a_node_is_killed_and_another_joins(tmp_path: Path, adapter: str) -> None:
     """The newcomer reads the frozen weights while the others train."""
-    text = run_of(tmp_path, [2], steps=5000, learning_rate=1e-3)
+    text = run_of(tmp_path, [2], adapter=adapter, steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, nodes=("stays", "dies")) as cluster:
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
         cluster.nodes["dies"].send(signal.SIGKILL)

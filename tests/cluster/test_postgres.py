@@ -33,6 +33,15 @@ def test_killed_and_restarted_by_the_same_command_and_without_its_database_for_a
             cluster.coordinator.wait_for_error("the run stands still until the log can be written")
         finally:
             postgres.server().start()
+        step = cluster.wait_for("step_committed", where=lambda e: e["step"] > step + 20)["step"]
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        postgres.server().stop()
+        try:
+            cluster.coordinator = cluster.start_another(cluster.address)
+            cluster.coordinator.wait_for_error("The run waits, and then goes on by itself")
+        finally:
+            postgres.server().start()
         cluster.wait_for("step_committed", where=lambda e: e["step"] > step + 20)
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1

@@ -172,7 +172,7 @@ class Events:
         self._coming: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True, timeout: float = 120) -> Any:
+    def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True, timeout: float = 400) -> Any:
         """The first such event among those that no earlier call has passed."""
         deadline = time.monotonic() + timeout
         seen: list[str] = []

@@ -106,11 +106,9 @@ class _Feed:
         weight = 1 / len(placement.micro_batches)
         labels = zeros((train.micro_batch, *stage.model.layers[-1].output[:-1]))
         self.compute = Compute(
-            forward=stage.forward,
-            loss=lambda x, labels, positions, only=None: stage.loss(x, labels, weight, positions, only),
+            forward=lambda _, x: stage.forward(x),
+            loss=lambda _, x, only=None: stage.loss(x, labels, weight, None, only),
             inputs=lambda _: zeros((train.micro_batch, *stage.model.sample.shape)),
-            labels=lambda _: labels,
-            positions=lambda _: None,
             input_shape=self._input,
             output_shape=self._output,
             device=stage.device,

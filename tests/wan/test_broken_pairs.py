@@ -18,6 +18,7 @@ from tests.wan.cluster import wan_cluster
 from tests.wan.wan import Wan
 
 NAMES = ("a", "b", "c", "d")
+RELAY = "r"
 LATENCY, RATE = 0.001, 100e6 / 8
 LEASE = 3.0
 EXACT = 1e-9
@@ -25,6 +26,9 @@ LARGE_BYTES = 900
 """A packet of a handshake is smaller; one of a tensor is not."""
 LEASES_OF_A_STALL = 6
 """From the fault to the next commit: gRPC notices after one lease or two; steps, plans and a busy machine take the rest."""
+
+LEASES_TO_A_RELAY = 2
+"""Half a lease for each way that is tried first, dialling and dial-back, and the measurement over the relay."""
 
 
 def names_of(plan: Event) -> set[str]:
@@ -129,4 +133,27 @@ def test_two_nodes_alone_wait_say_which_link_would_help_and_try_it_again(wan: Wa
         last = cluster.of("step_committed")[-1]["step"]
         cluster.wait_for("step_committed", where=lambda e: e["step"] > last + 1)
         assert_nobody_went(cluster)
+    assert_exact(cluster, EXACT)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", FAULTS)
+def test_two_nodes_alone_go_on_over_a_relay_that_somebody_lends(tmp_path: Path, emulation: None, fault: str) -> None:
+    names = (*"ab", RELAY)
+    nodes = tuple(Node(name, 1e9, 1e9) for name in names)
+    network = Network(nodes, np.full((3, 3), LATENCY), np.full((3, 3), RATE))
+    with Wan(network) as wan, wan_cluster(wan, tmp_path, run_of([1, 1], 2), invited=True) as cluster:
+        cluster.add_relay(RELAY)
+        for name in "ab":
+            cluster.add(name)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] >= 4)
+        break_link(wan, fault, "a", "b")
+        began, last = time.monotonic(), cluster.of("step_committed")[-1]["step"]
+        chosen = cluster.wait_for("ways_chosen", where=lambda e: any(way["relay"] == RELAY for way in e["ways"]))
+        before = wan.traffic()["a", RELAY].packets
+        seconds = stall_of(cluster, f"{fault}, with a relay", began, last)
+        assert {(way["source"], way["destination"]) for way in chosen["ways"]} == {("a", "b"), ("b", "a")}
+        assert wan.traffic()["a", RELAY].packets > before
+        assert_nobody_went(cluster)
+    assert seconds < (LEASES_OF_A_STALL + LEASES_TO_A_RELAY) * LEASE
     assert_exact(cluster, EXACT)

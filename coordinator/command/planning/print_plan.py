@@ -32,7 +32,13 @@ from dtfm.coordinator.log.wording import MOST_GAP, describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.places import is_local_name
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
-from dtfm.scheduler.formats.language_model import KNOWN, Beside, backward_per_forward, language_model_layers
+from dtfm.scheduler.formats.language_model import (
+    KNOWN,
+    TRAINED_ALSO,
+    Beside,
+    backward_per_forward,
+    language_model_layers,
+)
 from dtfm.scheduler.formats.model_config import NoSuchModel
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.paper import PREFIX, SEQUENCE, paper_case, paper_network, paper_workload
@@ -301,7 +307,14 @@ def workload_of_run(run: RunFile) -> Workload:
     if (adapter := run.adapter) is not None:
         if adapter.targets != "all-linear":
             raise ValueError("memory with adapter.targets by name is not known without the model")
-        beside = Beside(adapter.rank, model.weights)
+        also = frozenset(adapter.train_also)
+        if not also <= TRAINED_ALSO:
+            raise ValueError(
+                f"memory with adapter.train_also = {adapter.train_also!r:.200} is not known without the model; known are "
+                f"{', '.join(sorted(TRAINED_ALSO))}"
+            )
+        both = TRAINED_ALSO if also and config.get("tie_word_embeddings") else also
+        beside = Beside(adapter.rank, model.weights, both, adapter.dropout > 0)
     layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16, beside)
     if beside is None:
         return workload_of(layers, run)

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,9 @@ def export_checkpoint(
                 _say_format(partial, wanted)
             parts = _parts(filesystem, path, manifest.buckets, states, layout_of, family_in(partial))
             if is_adapter:
-                written = write_shards(list(map(_as_peft, parts)), partial, wanted, math.inf, ADAPTER)
+                written = write_shards(
+                    [each for part in parts for each in _as_peft(part)], partial, wanted, math.inf, ADAPTER
+                )
             else:
                 written = write_shards(parts, partial, wanted, SHARD_BYTES)
             card = replace(_card(manifest, digest, ledger), files=written.files, command=_command(wanted))
@@ -217,9 +219,15 @@ def _say_format(target: Path, wanted: Format) -> None:
         ) from None
 
 
-def _as_peft(part: Part) -> Part:
-    """The part with the names that peft has for its tensors."""
-    names = {tensor.name: as_peft(tensor.name) for tensor in part.tensors}
+def _as_peft(part: Part) -> Iterator[Part]:
+    """The part with the names that peft has for its tensors. If its only tensor has several names, once under each."""
+    yield _renamed(part, as_peft)
+    for name in part.stored.further_names:
+        yield replace(_renamed(part, lambda _, name=name: as_peft(name)), check=lambda _: None)  # type: ignore[misc]
+
+
+def _renamed(part: Part, new: Callable[[str], str]) -> Part:
+    names = {tensor.name: new(tensor.name) for tensor in part.tensors}
     every = tuple(replace(tensor, name=names.get(tensor.name, tensor.name)) for tensor in part.stored.tensors)
     exported = tuple(replace(tensor, name=names[tensor.name]) for tensor in part.tensors)
     return replace(part, stored=replace(part.stored, tensors=every), tensors=exported)
@@ -280,13 +288,13 @@ def _parts(
         state = states[bucket.index] if bucket.index < len(states) else ""
         stored = replace(stored, tensors=as_before(stored.tensors, family))
         tensors = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(OPTIMIZER))
-        for tensor in tensors:
-            if tensor.name in whose:
+        for name in (*(tensor.name for tensor in tensors), *stored.further_names):
+            if name in whose:
                 raise CheckpointError(
-                    f"{path}/{bucket.file} and {whose[tensor.name]} both have a tensor {tensor.name!r}: one of their writers has "
-                    "given it another's name. Use an older checkpoint"
+                    f"{path}/{bucket.file} and {whose[name]} both have a tensor {name!r}: one of their writers has given it "
+                    "another's name. Use an older checkpoint"
                 )
-            whose[tensor.name] = bucket.file
+            whose[name] = bucket.file
         parts.append(Part(stored, tensors, BucketCheck(stored, bucket, state).add))
     if filesystem.exists(f"{path}/{BUFFERS}"):
         stored = look_at(filesystem, f"{path}/{BUFFERS}", filesystem.size(f"{path}/{BUFFERS}"))

@@ -1,12 +1,12 @@
-"""Adds an adapter in the folder of peft to its model: to each adapted matrix the product of two small ones, a few rows at a
-time."""
+"""Merges an adapter in the folder of peft with its model. To each adapted matrix the product of two small ones is added, a few
+rows at a time. Modules that were trained whole take the place of the model's."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.command.weights.base import Base
+from dtfm.coordinator.command.weights.formats import SIZES
 from dtfm.coordinator.command.weights.older_names import as_before
 from dtfm.coordinator.command.weights.shards import Part
 from dtfm.coordinator.command.weights.stored import Stored, Tensor, look_at
@@ -22,17 +23,25 @@ from dtfm.coordinator.service.checkpoint.adapter_file import PEFT
 from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
 from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
 
+_LORA = ".lora_"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 """How peft ends the names of the two matrices beside a third: [rank, columns] and [rows, rank]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter in a folder of peft on this disk. ``is_transposed``: the model has its matrices as [columns, rows]."""
+    """An adapter in a folder of peft on this disk. ``is_transposed``: the model has its matrices as [columns, rows]. ``is_tied``:
+    tensors that are one in the model stand under each name here."""
 
     stored: Stored
     scale: float
     is_transposed: bool
+    is_tied: bool
+
+    def whole(self) -> dict[str, Tensor]:
+        """By their names in the model, the tensors of modules that were trained whole."""
+        names = {tensor.name.removeprefix(PEFT): tensor for tensor in self.stored.tensors}
+        return {name: tensor for name, tensor in names.items() if _LORA not in name}
 
     def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By the name of a matrix in the model, the two matrices beside it. Raises CheckpointError."""
@@ -45,7 +54,7 @@ class Adapter:
             if other is None or len(tensor.shape) != 2 or len(other.shape) != 2 or tensor.shape[0] != other.shape[1]:
                 raise CheckpointError(f"{self.stored.path}: {name} has no matrix beside it that it fits")
             found[f"{name.removesuffix(_DOWN)}.weight"] = tensor, other
-        if 2 * len(found) != len(named):
+        if 2 * len(found) + len(self.whole()) != len(named):
             raise CheckpointError(f"{self.stored.path} has tensors that LoRA does not have; merge it with peft")
         return found
 
@@ -75,6 +84,17 @@ class Adapter:
 
         return following
 
+    def in_place(self, tensor: Tensor) -> Callable[[int], tuple[bytes, str]]:
+        """A function that returns the tensor's next numbers, given how many, and their format."""
+        at = self.stored.data_begin + tensor.begin
+
+        def following(count: int) -> tuple[bytes, str]:
+            nonlocal at
+            begin, at = at, at + count * SIZES[tensor.dtype]
+            return self.stored.filesystem.cat_file(self.stored.path, start=begin, end=at), tensor.dtype
+
+        return following
+
     def _read(self, tensor: Tensor) -> NDArray[Any]:
         begin = self.stored.data_begin
         content = self.stored.filesystem.cat_file(self.stored.path, start=begin + tensor.begin, end=begin + tensor.end)
@@ -87,14 +107,14 @@ def adapter_in(folder: Path) -> Adapter:
         config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         rank, alpha = config["r"], config["lora_alpha"]
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        transposed = bool(config.get("fan_in_fan_out"))
+        transposed, tied = bool(config.get("fan_in_fan_out")), bool(config.get("ensure_weight_tying"))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as problem:
         raise CheckpointError(f"{ADAPTER_CONFIG} of the checkpoint cannot be read: {problem!r}") from None
     file = folder / f"{ADAPTER}.safetensors"
     stored = look_at(fsspec.filesystem("file"), str(file), file.stat().st_size, most_header_bytes=file.stat().st_size)
     if any(tensor.dtype not in ("F32", "F64") for tensor in stored.tensors):
         raise CheckpointError(f"{file} has numbers in other formats than a run trains")
-    return Adapter(stored, scale, transposed)
+    return Adapter(stored, scale, transposed, tied)
 
 
 def merged_parts(base: Base, adapter: Adapter) -> list[Part]:
@@ -106,33 +126,57 @@ def merged_parts(base: Base, adapter: Adapter) -> list[Part]:
         for tensor in file.tensors
         if tensor.name in names
     }
-    added: dict[str, Callable[[int], Any]] = {}
+    changed = _Changed()
     for name, pair in beside.items():
-        stored = _name_in(there, name)
-        if stored is None or there[stored].shape != adapter.shape_beside(*pair):
-            what = "no tensor" if stored is None else f"a tensor of shape {list(there[stored].shape)}"
-            raise CheckpointError(
-                f"{base.name} has {what} for the adapter's {name} of shape {list(adapter.shape_beside(*pair))}: its files have "
-                "other names or shapes than transformers. Export without --merged, and merge where peft is installed: "
-                "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload()"
-            )
-        added[stored] = adapter.product(*pair)
+        stored = _fitting(base, there, name, adapter.shape_beside(*pair))
+        changed.added[stored] = adapter.product(*pair)
+    whole = adapter.whole()
+    found = {tensor.shape for name, tensor in whole.items() if _name_in(there, name) is not None}
+    for name, tensor in whole.items():
+        if adapter.is_tied and tensor.shape in found and _name_in(there, name) is None:
+            continue  # the model has it under another name
+        stored = _fitting(base, there, name, tensor.shape)
+        changed.replaced[stored] = adapter.in_place(tensor)
     family = str(base.config.get("model_type", ""))
-    return [_part(file, names, added, family) for file, names in zip(base.files, base.names, strict=True)]
+    return [_part(file, names, changed, family) for file, names in zip(base.files, base.names, strict=True)]
 
 
-def _part(stored: Stored, names: frozenset[str], added: Mapping[str, Callable[[int], Any]], family: str) -> Part:
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """As in Part, by the names in the model's files."""
+
+    added: dict[str, Callable[[int], Any]] = field(default_factory=dict)
+    replaced: dict[str, Callable[[int], tuple[bytes, str]]] = field(default_factory=dict)
+
+
+def _fitting(base: Base, there: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> str:
+    """The name of the tensor in the model's files. Raises CheckpointError if there is none of this shape."""
+    stored = _name_in(there, name)
+    if stored is None or there[stored].shape != shape:
+        what = "no tensor" if stored is None else f"a tensor of shape {list(there[stored].shape)}"
+        raise CheckpointError(
+            f"{base.name} has {what} for the adapter's {name} of shape {list(shape)}: its files have other names or shapes than "
+            "transformers. Export without --merged, and merge where peft is installed: "
+            "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload()"
+        )
+    return stored
+
+
+def _part(stored: Stored, names: frozenset[str], changed: _Changed, family: str) -> Part:
     tensors, exported = list[Tensor](), list[Tensor]()
-    renamed: dict[str, Callable[[int], Any]] = {}
+    renamed = _Changed()
     for tensor in stored.tensors:
         made = as_before([tensor], family)
         tensors += made
         if tensor.name in names:
             exported += made
-        if tensor.name in added:
+        if tensor.name in changed.added:
             (only,) = made
-            renamed[only.name] = added[tensor.name]
-    return Part(replace(stored, tensors=tuple(tensors)), tuple(exported), lambda _: None, added=renamed)
+            renamed.added[only.name] = changed.added[tensor.name]
+        if tensor.name in changed.replaced:  # the bytes of the new names follow one another
+            renamed.replaced.update(dict.fromkeys((each.name for each in made), changed.replaced[tensor.name]))
+    every = replace(stored, tensors=tuple(tensors))
+    return Part(every, tuple(exported), lambda _: None, added=renamed.added, replaced=renamed.replaced)
 
 
 def _name_in(there: Mapping[str, Tensor], name: str) -> str | None:

@@ -21,13 +21,15 @@ from dtfm.protos.published_files import INDEX
 class Part:
     """A file of the checkpoint, and which of its ``tensors`` are exported. ``check`` gets the whole file, piece by piece, and
     b"" at its end; it raises CheckpointError. ``keeps_formats``: its numbers are not converted. ``added``: by tensor, a function
-    that returns the numbers to add to its next ones, given how many these are."""
+    that returns the numbers to add to its next ones, given how many these are. ``replaced``: likewise, the bytes of the
+    numbers in place of its next ones, and their format."""
 
     stored: Stored
     tensors: tuple[Tensor, ...]
     check: Callable[[bytes], None]
     keeps_formats: bool = False
     added: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
+    replaced: Mapping[str, Callable[[int], tuple[bytes, str]]] = field(default_factory=dict)
 
     def format_of(self, tensor: Tensor, wanted: Format | None) -> str:
         return tensor.dtype if wanted is None or self.keeps_formats or tensor.dtype not in FLOATS else wanted.stored
@@ -96,13 +98,17 @@ def _write(file: BinaryIO, shard: Sequence[Part], wanted: Format | None, infinit
         def take(tensor: Tensor, data: memoryview, part: Part = part, exported: set[str] = exported) -> None:
             if tensor.name not in exported:
                 return
-            to, more = part.format_of(tensor, wanted), None
+            to, more, count = part.format_of(tensor, wanted), None, len(data) // SIZES[tensor.dtype]
+            source = tensor.dtype
+            given: bytes | memoryview = data
             if tensor.name in part.added:
-                more = part.added[tensor.name](len(data) // SIZES[tensor.dtype])
-            elif to == tensor.dtype:
+                more = part.added[tensor.name](count)
+            elif tensor.name in part.replaced:
+                given, source = part.replaced[tensor.name](count)
+            elif to == source:
                 put(data)
                 return
-            made, lost = converted(data, tensor.dtype, to, more)
+            made, lost = converted(given, source, to, more)
             if lost:
                 infinite[tensor.name] = infinite.get(tensor.name, 0) + lost
             put(made)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dtfm.coordinator.command.weights.formats import SIZES
 from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
-from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, further_names
 
 FIRST_BYTES = 1 << 16
 """Bytes of a file to read first, for its header, which mostly is shorter."""
@@ -47,6 +47,14 @@ class Stored:
     @property
     def data_begin(self) -> int:
         return LENGTH_BYTES + len(self.header)
+
+    @property
+    def further_names(self) -> tuple[str, ...]:
+        """See protos/bucket_layout.py. Raises CheckpointError."""
+        try:
+            return further_names(self.header)
+        except (ValueError, AttributeError, TypeError) as problem:
+            raise CheckpointError(f"{self.path} does not say what its tensor is called: {problem!r}") from None
 
     def pieces(self) -> Iterator[bytes]:
         """The whole file."""

@@ -13,9 +13,9 @@ from dataclasses import replace
 from dtfm.coordinator.core.health import nodes
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.state.members import Retry
-from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import pair_of
 from dtfm.coordinator.log.steps import PEER_LOST

@@ -15,10 +15,7 @@ from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_c
 from dtfm.coordinator.core.plan.steep_start import steep_start
 from dtfm.coordinator.core.state.planner import Asked, Question
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.timeouts import (
-    HASTE_LEASES,
-    PLANNING_LEASES,
-)
+from dtfm.coordinator.core.timeouts import HASTE_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import CarryOn, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.state.state import State
-from dtfm.coordinator.core.timeouts import (
-    GRACE_LEASES,
-)
+from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger

@@ -9,10 +9,11 @@ from dataclasses import replace
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.state.members import Retry
 from dtfm.coordinator.core.state.session import Admission, Session
-from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES
+from dtfm.coordinator.core.timeouts import PROBE_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_connection, check_links
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
 from dtfm.coordinator.log.reach import pair_of
 from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
 

@@ -91,8 +91,8 @@ class State:
     """The last gradient norms of each stage of the plan (step/norms.py)."""
     overdue: int | None = None
     """The last step that passed its deadline and may resume with the work done so far (plan/adoption.py), if there was one."""
-    stalls: tuple[int, int] = (0, 0)
-    """The run's number of commits, and how often a deadline has passed since the last commit."""
+    stalled: int | None = None
+    """The run's number of commits when a deadline passed last; None: none has."""
     own_files: Files = ()
     """The coordinator's own copies of the data's files; empty: it has none, or has not read them yet."""
     disk_bytes: float = math.inf
@@ -113,19 +113,13 @@ class State:
             norms={},
             auditing=Auditing(self.auditing.number),
             overdue=None,
-            stalls=(0, 0),
+            stalled=None,
         )
 
     @property
-    def stalls_since_commit(self) -> int:
-        """How often a deadline has passed since the last commit."""
-        commits, times = self.stalls
-        return times if commits == self.ledger.trust.commits else 0
-
-    @property
-    def with_stall(self) -> tuple[int, int]:
-        """``stalls``, now that another deadline has passed."""
-        return self.ledger.trust.commits, self.stalls_since_commit + 1
+    def has_stalled(self) -> bool:
+        """Whether a deadline has passed since the last commit."""
+        return self.stalled == self.ledger.trust.commits
 
     @property
     def stopped(self) -> bool:
@@ -153,7 +147,7 @@ class State:
 
     @property
     def patience(self) -> float:
-        """The seconds allowed for loading state, or for a step whose length is hardly known."""
+        """The seconds that copies of the state and checkpoints may take beside the steps."""
         return self.lease * PATIENCE_LEASES
 
     @property

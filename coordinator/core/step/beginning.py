@@ -78,7 +78,7 @@ def _begin(transition: Transition, phase: Switching) -> None:
         regroup(transition, f"after step {ledger.training.step}")
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    again = transition.state.stalls_since_commit > 0
+    again = transition.state.has_stalled
     counts = ledger.training.counts_from < ledger.training.generation  # otherwise nodes do not report their progress
     at = stalled(plan, phase.progress) if again and counts else frozenset[str]()
     deadline = transition.now + step_patience(transition.state.lease, step_seconds(transition.state), usual=again)

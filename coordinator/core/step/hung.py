@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dtfm.coordinator.core.findings import Setback, Unwell
 from dtfm.coordinator.core.phases import Pausing, Phase, Stepping, Switching
-from dtfm.coordinator.core.plan.expected import loading_seconds, step_seconds
+from dtfm.coordinator.core.plan.expected import longest_layer_seconds, step_seconds
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.step import votes
 from dtfm.coordinator.core.timeouts import COMPILE_LEASES, HUNG_LEASES, SIGN_OF_LIFE_LEASES, STEP_FACTOR
@@ -63,7 +63,7 @@ def _most(state: State, phase: Phase, node: str) -> float:
     """The seconds for which the node may show no progress."""
     lease, training = state.lease, state.ledger.training
     if isinstance(phase, Switching):
-        return HUNG_LEASES * lease + STEP_FACTOR * loading_seconds(state, node)
+        return HUNG_LEASES * lease + STEP_FACTOR * longest_layer_seconds(state, node)
     begins = training.last is None or training.last.generation != training.generation or state.evaluation is not None
     compiles = COMPILE_LEASES * lease if begins and state.run.train.compile else 0.0
     return HUNG_LEASES * lease + (step_seconds(state) or 0.0) + compiles

@@ -15,6 +15,7 @@ of its last OF norms were LARGE, its norms count up to LARGE times the usual nor
 If a norm is larger, the usual norm counts in its place, and the others go on as if the stage had voted the usual norm. The stage
 clips its gradients by its own norm alone (StageBounded). So nothing is lost if this stage is honest, and the others have voted
 norms that are too small. The stage's work is audited next, and plans put another party into it (trust/claims.py, witnesses).
+If its party turns out to be guilty, all steps since its first bounded norm are undone (act.py).
 ``python -m tests.bench.norms`` shows how far honest norms stay below the bound.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.findings import Doubt, Unwell
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.refusal import name_some, require
+from dtfm.coordinator.core.refusal import require
 from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, step_patience
 from dtfm.coordinator.core.transition import Transition
@@ -156,7 +156,7 @@ def _check(answer: wire.Audited, needed: Collection[str]) -> None:
     for kind in COMPARED:
         error = getattr(answer, kind)
         require(error == -1 or error >= 0, f"audited.{kind}", error, "-1, or 0 or more")
-    by, wanted = answer.withheld_by, "the node that is audited, a neighbour of its, or who sent it addends"
+    by, wanted = answer.withheld_by, "the audited node, one of its neighbours, or a sender of its addends"
     require(not by or by in needed, "audited.withheld_by", by, wanted)
 
 
@@ -203,7 +203,6 @@ def _give_up_overdue(transition: Transition, phase: Stepping) -> Stepping:
         reason = f"it did not answer in time an audit of {audit.order.node} in step {phase.step}"
         for node in late:
             transition.find(Unwell(node, SILENT, reason))
-        transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
     return phase
 
 
@@ -216,7 +215,7 @@ def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Au
 
 
 def tell_standings(transition: Transition) -> None:
-    """At the end of a tick: logs each standing that audits have changed. Quarantines and trials have events of their own."""
+    """At the end of a tick: logs each standing that audits have changed. A quarantine has an event of its own."""
     before, ledger = transition.before.ledger, transition.state.ledger
     if ledger.trust.audits is before.trust.audits:
         return

@@ -19,12 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtfm.coordinator.core.state.state import ATTEMPTS, State
-from dtfm.coordinator.core.trust.disputes import (
-    against,
-    between_two,
-    disputes,
-    standing_against,
-)
+from dtfm.coordinator.core.trust.disputes import against, between_two, disputes, standing_against
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Pair, pair_of

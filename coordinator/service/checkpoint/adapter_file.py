@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtfm.protos.bucket_layout import LENGTH_BYTES
+from dtfm.protos.bucket_layout import LENGTH_BYTES, further_names
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
 
@@ -41,6 +41,7 @@ def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
         "r": run["adapter"].get("rank"),
         "lora_alpha": run["adapter"].get("alpha"),
         "use_rslora": bool(run["adapter"].get("rs")),
+        "lora_dropout": run["adapter"].get("dropout") or 0.0,
     }
     return (json.dumps(found | known, indent=2, sort_keys=True) + "\n").encode()
 
@@ -54,14 +55,16 @@ def write_adapter(filesystem: Any, path: str, files: Sequence[tuple[str, bytes]]
         named = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
         for name, entry in sorted(named.items(), key=lambda item: item[1]["data_offsets"]):
             size = entry["data_offsets"][1] - entry["data_offsets"][0]
-            entries[as_peft(name)] = entry | {"data_offsets": (begin, begin + size)}
-            begin += size
+            for each in (name, *further_names(header)):
+                entries[as_peft(each)] = entry | {"data_offsets": (begin, begin + size)}
+                begin += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with filesystem.open(f"{path}/{ADAPTER}.safetensors", "wb") as out:
         out.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         for name, header in files:
             with filesystem.open(f"{path}/{name}", "rb") as bucket:
-                bucket.seek(LENGTH_BYTES + len(header))
-                while piece := bucket.read(piece_bytes):
-                    out.write(piece)
+                for _ in (name, *further_names(header)):
+                    bucket.seek(LENGTH_BYTES + len(header))
+                    while piece := bucket.read(piece_bytes):
+                        out.write(piece)

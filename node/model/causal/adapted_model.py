@@ -1,4 +1,5 @@
-"""A published model, whose weights do not change, with an adapter that is trained."""
+"""A published model with an adapter that is trained. Its own weights do not change, except those of modules that are trained
+also."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from dtfm.node.model.causal.adapter import (
     save_adapter_config,
     with_adapter,
 )
-from dtfm.node.model.causal.adapter_files import AdapterFiles
+from dtfm.node.model.causal.adapter_files import LORA, AdapterFiles
 from dtfm.node.model.causal.anatomy import Anatomy, dissect
 from dtfm.node.model.causal.language_model import CausalLM
 from dtfm.node.model.causal.pretrained import Pretrained
 from dtfm.node.model.causal.quantised import Quantised
+from dtfm.node.model.causal.trained_modules import shared_names
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.frozen import FrozenWeights, Packing
 from dtfm.node.model.model import canonical_names
@@ -49,11 +51,24 @@ class AdaptedLM(CausalLM):
         adapted = with_adapter(module, anatomy.decoder, self._config)
         anatomy = replace(dissect(adapted, sample), separate_head=anatomy.separate_head)
         super().__init__(adapted, sample, anatomy, None)
-        self._files = files
+        self._files, self._base = files, pretrained
+        shared = shared_names(adapted)
+        self.buckets = tuple(
+            replace(spec, further_names=shared[spec.parameters[0][0]][1:])
+            if len(spec.layers) > 1 and spec.parameters[0][0] in shared
+            else spec
+            for spec in self.buckets
+        )
         self._begun_from = AdapterFiles(adapter.pretrained) if adapter.pretrained else None
         if self._begun_from is not None:
-            trained = {name: torch.Size(shape) for spec in self.buckets for name, shape in spec.parameters}
-            self._begun_from.check(adapter, trained, files.name)
+            trained = {
+                name: torch.Size(shape)
+                for spec in self.buckets
+                for first, shape in spec.parameters
+                for name in (first, *spec.further_names)
+            }
+            further = [name for spec in self.buckets for name in spec.further_names]
+            self._begun_from.check(adapter, trained, files.name, further)
         parameters, canonical = dict(adapted.named_parameters(remove_duplicate=False)), canonical_names(adapted)
         of_layers = [
             [canonical[id(parameters[name])] for name in layer.parameters if not parameters[name].requires_grad]
@@ -86,9 +101,13 @@ class AdaptedLM(CausalLM):
             self.frozen.keep_in(folder, self._files.source(seed, authority))
 
     def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
-        if self._begun_from is None:
-            return super().initial_parameters(bucket, seed)
-        return self._begun_from.read_trained(name for name, _ in bucket.parameters)
+        if self._begun_from is not None:
+            return self._begun_from.read_trained([name for name, _ in bucket.parameters], bucket.further_names)
+        values = super().initial_parameters(
+            replace(bucket, parameters=tuple(each for each in bucket.parameters if LORA in each[0])), seed
+        )
+        values |= self._base.read(name for name, _ in bucket.parameters if name not in values)
+        return {name: values[name] for name, _ in bucket.parameters}
 
     def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
         return adapted_layers(self.module, (name for name, _ in bucket.parameters))

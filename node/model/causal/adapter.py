@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dtfm.node.data.problems import in_one_line
+from dtfm.node.model.causal.adapter_files import LORA
+from dtfm.node.model.causal.trained_modules import check_named, train_whole
+from dtfm.node.model.dropout import Dropout
 from dtfm.protos.plan_pb2 import Run
 
 _NAME = "default"
@@ -30,17 +33,21 @@ def adapter_config(adapter: Run.Adapter, base: str, revision: str | None) -> Lor
         use_rslora=adapter.rs,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft divides it, whatever number it is
         target_modules=list(adapter.targets) or "all-linear",
+        lora_dropout=adapter.dropout,
         bias="none",
         task_type="CAUSAL_LM",
+        modules_to_save=list(adapter.train_also) or None,
         base_model_name_or_path=base,
         revision=revision,
     )
 
 
 def with_adapter(module: PreTrainedModel, decoder: str, config: LoraConfig) -> PreTrainedModel:
-    """A copy of ``module``, whose parameters are on meta, that trains an adapter alone. ``decoder``: the name of its decoder
-    layers. Completes the ``config``. Raises ValueError if a target is no matrix there, or smaller than the adapter's rank."""
+    """A copy of ``module``, whose parameters are on meta, that trains an adapter alone, and the modules that the ``config``
+    saves. ``decoder``: the name of its decoder layers. Completes the ``config``. Raises ValueError if a target is no matrix
+    there, or smaller than the adapter's rank, or if a module to save is not there."""
     whole = copy.deepcopy(module)
+    check_named(whole, config.modules_to_save or ())
     there = {
         name.rpartition(".")[2]
         for name, part in whole.named_modules()
@@ -62,6 +69,11 @@ def with_adapter(module: PreTrainedModel, decoder: str, config: LoraConfig) -> P
             inject_adapter_in_model(config, whole, low_cpu_mem_usage=True)
     except ValueError as problem:
         raise ValueError(f"adapter.targets: {in_one_line(problem)}; the decoder layers have {names}") from None
+    except TypeError as problem:
+        raise ValueError(
+            f"adapter.train_also: {', '.join(config.modules_to_save or ())} also ends the name of a list, or of a matrix with an "
+            f"adapter ({in_one_line(problem)}); write a module's whole name"
+        ) from None
     for name, part in whole.named_modules():
         if isinstance(part, LoraLayer):
             if not name.startswith(f"{decoder}."):
@@ -69,12 +81,15 @@ def with_adapter(module: PreTrainedModel, decoder: str, config: LoraConfig) -> P
             rows, columns = part.out_features, part.in_features
             assert rows is not None
             assert columns is not None
+            if config.lora_dropout:
+                part.lora_dropout[_NAME] = Dropout(config.lora_dropout, name)  # peft's would differ from node to node
             smallest = min(rows, columns)
             if config.r > smallest:
                 raise ValueError(
                     f"adapter.rank = {config.r}: {name} is a matrix of {rows} times {columns}; the rank "
                     f"must be at most {smallest}"
                 )
+    train_whole(whole, config)
     return whole
 
 
@@ -85,7 +100,7 @@ def name_in_base(name: str) -> str:
 
 def adapted_layers(module: nn.Module, parameters: Iterable[str]) -> dict[str, nn.Module]:
     """By name, the modules of peft that have these trained parameters, without the modules beside which they stand."""
-    names = dict.fromkeys(name.partition(".lora_")[0] for name in parameters)
+    names = dict.fromkeys(name.partition(LORA)[0] for name in parameters)
     found = {name: module.get_submodule(name) for name in names}
     return {name: copy.deepcopy(part, {id(part.get_submodule(_BASE)): nn.Identity()}) for name, part in found.items()}
 

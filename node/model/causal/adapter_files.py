@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 _PEFT = "base_model.model."
 """Begins the names that peft gives to a model's tensors."""
+_MERGE = "merge it with its model (peft's merge_and_unload), and begin with that"
+LORA = ".lora_"
+"""In the names of LoRA's tensors. Others belong to modules that are trained whole."""
 
 
 class AdapterFiles(WeightFiles):
@@ -26,9 +29,11 @@ class AdapterFiles(WeightFiles):
     SETTINGS = ADAPTER_CONFIG
     WHOLE = f"{ADAPTER}.safetensors"
 
-    def check(self, adapter: Run.Adapter, trained: Mapping[str, torch.Size], base: str) -> None:
+    def check(
+        self, adapter: Run.Adapter, trained: Mapping[str, torch.Size], base: str, further: Collection[str] = ()
+    ) -> None:
         """Raises ValueError unless this is an adapter for the model ``base``, as the run file describes it. ``trained``: by name,
-        the shapes of the run's trained parameters."""
+        the shapes of the run's trained parameters. ``further``: of these names, those of parameters that have another one too."""
         try:
             found = published_adapter(self.config, self.name)
         except ValueError as problem:
@@ -46,14 +51,19 @@ class AdapterFiles(WeightFiles):
                 )
         wanted = {_in_peft(name): shape for name, shape in trained.items()}
         missing, unknown = sorted(wanted.keys() - self.tensors.keys()), sorted(self.tensors.keys() - wanted.keys())
+        if not unknown and set(missing) <= set(map(_in_peft, further)):
+            for name in missing:
+                raise self._wrong(f"it has no {name}: it trains one of two matrices that are one in this model", _MERGE)
         if missing or unknown:
             what = (
                 f"{unknown[0]}, which the run does not train" if unknown else f"no {missing[0]}, which the run trains"
             )
-            targets = list(found.targets) if isinstance(found.targets, tuple) else found.targets
+            key, value = "targets", list(found.targets) if isinstance(found.targets, tuple) else found.targets
+            if LORA not in (unknown or missing)[0]:
+                key, value = "train_also", list(found.train_also)
             raise self._wrong(
                 f"it has {what}",
-                f"set adapter.targets = {targets!r:.300} if it stands beside this model, or name an adapter that does",
+                f"set adapter.{key} = {value!r:.300} if it stands beside this model, or name an adapter that does",
             )
         for name, shape in wanted.items():
             if self.tensors[name].shape != tuple(shape):
@@ -62,9 +72,16 @@ class AdapterFiles(WeightFiles):
                     "it is an adapter for another model; name one for this model",
                 )
 
-    def read_trained(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """The values of trained parameters, float32 or float64 on the CPU. Raises ValueError if a file cannot be read."""
+    def read_trained(self, names: Sequence[str], further: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+        """The values of trained parameters, float32 or float64 on the CPU. ``further``: other names of the only one. Raises
+        ValueError if a file cannot be read, or has other values under those."""
         found = {name: self.read(_in_peft(name)) for name in names}
+        for name in further:
+            if not torch.equal(found[names[0]], self.read(_in_peft(name))):
+                raise self._wrong(
+                    f"{names[0]} and {name} differ, and in this model they are one parameter",
+                    _MERGE,
+                )
         return {name: value if value.dtype == torch.float64 else value.float() for name, value in found.items()}
 
     def _check_base(self, found: PublishedAdapter, base: str) -> None:

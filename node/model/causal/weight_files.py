@@ -20,6 +20,7 @@ import torch
 
 from dtfm.node.data.problems import Withheld, in_one_line
 from dtfm.node.data.reaching import hub_token, needs_leave, open_place, told
+from dtfm.node.host.work import WORK
 from dtfm.protos.places import COORDINATORS_DISK, LOCAL, is_web
 from dtfm.protos.published_files import (
     ADAPTER_CONFIG,
@@ -36,6 +37,8 @@ from dtfm.protos.weights_fingerprint import Described, digest_of_files, digest_o
 log = logging.getLogger(__name__)
 
 MOST_FILES = 4096
+PIECE_BYTES = 64 << 20
+"""Of a tensor, at once: the others see in between that the reading goes on. Each piece is a request to where the files are."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -156,12 +159,14 @@ class WeightFiles:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, in its stored dtype. Raises ValueError if the file is cut off or cannot be read."""
-        stored = self.tensors[name]
-        content = self._bytes(name, stored.begin, stored.end)
+        stored, content = self.tensors[name], bytearray()
+        for begin in range(stored.begin, stored.end, PIECE_BYTES):
+            content += self._bytes(name, begin, min(begin + PIECE_BYTES, stored.end))
+            WORK.did()
         self.bytes_read += len(content)
         if not content:
             return torch.empty(stored.shape, dtype=stored.dtype)
-        return torch.frombuffer(bytearray(content), dtype=stored.dtype).view(stored.shape)
+        return torch.frombuffer(content, dtype=stored.dtype).view(stored.shape)
 
     def _bytes(self, name: str, begin: int, end: int) -> bytes:
         """Bytes [begin, end) of the tensor's file, which belong to the tensor."""

@@ -14,6 +14,7 @@ from dtfm.kernels.memory import give_back
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import free_memory
 from dtfm.node.model.cost.layer_memory import layer_memory
+from dtfm.node.model.dropout import MicroBatch, dropping
 from dtfm.node.model.model import Model
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import build_stage
@@ -126,7 +127,8 @@ def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.de
         x = made_up_input()
         wait_until_computed(device)
         began = time.perf_counter()
-        y = stage.forward(x)
+        with dropping(MicroBatch(0, 0)):
+            y = stage.forward(x)
         torch.autograd.backward(y, torch.ones_like(y))
         wait_until_computed(device)
         return time.perf_counter() - began

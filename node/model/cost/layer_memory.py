@@ -25,6 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtfm.node.model.dropout import MicroBatch, dropping
 from dtfm.node.model.loss import loss_of_part
 from dtfm.node.model.model import Model, Part, fake_parameters
 
@@ -80,7 +81,7 @@ def _measured(
             else:
                 parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
         for number, part_of_layer in enumerate(model.layerwise(whole)):
-            with watch:
+            with watch, dropping(MicroBatch(0, 0)):
                 yield _of_layer(model, number, part_of_layer, whole, micro_batch, computes_in, watch)
 
 

@@ -64,7 +64,7 @@ def _train(generation: Generation, number: int, step: Audit.Trained, go_on: Call
     stage.zero_gradients()
     for place in range(len(of_step)):
         go_on()
-        scored = compute.loss(compute.inputs(place), compute.labels(place), compute.positions(place))
+        scored = compute.loss(place, compute.inputs(place))
         torch.autograd.backward(scored.weighted)
     norm = math.sqrt(sum(squared_norms(bucket.gradients for _, bucket in sorted(stage.buckets.items()))))
     terms = Terms(clip_coefficient(norm, step.clip_norm), step.learning_rate, step.weight_decay)

@@ -170,15 +170,14 @@ class _Again:
     ) -> None:
         """Compares the micro-batch's results, and adds the gradients of ``parameters`` to ``sums``."""
         self._go_on()
-        placement, compute, stage = self.generation.placement, self.compute, self.generation.stage
+        placement, compute = self.generation.placement, self.compute
         x, given = self._inputs(each)
-        positions = compute.positions(each.number)
         if placement.last:
-            scored = compute.loss(x, compute.labels(each.number), positions, parameters)
+            scored = compute.loss(each.number, x, parameters)
             root, mine = scored.weighted, float(scored.mean)
             self.losses = max(self.losses, _error(each.loss - mine, mine))
         else:
-            root = stage.forward(x, positions)
+            root = compute.forward(each.number, x)
             self._compare(Kind.ACTIVATION, each.number, 0, root.detach(), each.activation_out)
         leaves = [*parameters] if placement.first else [x, *parameters]
         if not leaves:

@@ -14,6 +14,7 @@ import torch
 from dtfm.node.data.dataset import Batch, Indices
 from dtfm.node.data.samples import evaluation_samples
 from dtfm.node.host.cuda_streams import brought
+from dtfm.node.model.dropout import MicroBatch, dropping
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement
@@ -24,30 +25,21 @@ from dtfm.node.training.step.loss_weights import LossWeights, Part, by_sample, b
 class Loss(Protocol):
     """Computes the loss of a micro-batch on the last stage: see Compute."""
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        only: Sequence[torch.nn.Parameter] | None = None,
-        /,
-    ) -> Scored: ...
+    def __call__(self, number: int, x: torch.Tensor, only: Sequence[torch.nn.Parameter] | None = None, /) -> Scored: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """The pipeline's view of the model and the data. The shapes are of the stage's input and output."""
+    """The pipeline's view of the model and the data, by the number of a micro-batch. The shapes are of the stage's input and
+    output."""
 
-    forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-    """Maps the stage's input and positions to its output."""
+    forward: Callable[[int, torch.Tensor], torch.Tensor]
+    """Maps a micro-batch and the stage's input to its output."""
     loss: Loss
-    """Maps the last stage's input, labels and positions to its loss, weighted as the step needs it (see LossWeights). With
-    parameters as a fourth argument, their gradients are apart, as with ``only`` in Stage.loss."""
+    """Maps a micro-batch and the last stage's input to its loss, weighted as the step needs it (see LossWeights). With parameters
+    as a third argument, their gradients are apart, as with ``only`` in Stage.loss."""
     inputs: Callable[[int], torch.Tensor]
-    """Of a micro-batch, as the next two."""
-    labels: Callable[[int], torch.Tensor]
-    positions: Callable[[int], torch.Tensor | None]
-    """None unless documents are isolated."""
+    """Of a micro-batch, the first stage's input."""
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     device: torch.device
@@ -61,13 +53,13 @@ def compute_step(loaded: LoadedRun, placement: Placement, stage: Stage, step: in
     taken = placement.owed.taken(trained, range(of_step), of_step)
     numbers = [*chain.from_iterable(starmap(range, taken))]
     weights = _weights(loaded, placement, numbers, placement.places)
-    return _compute(loaded, stage, partial(_training_batch, loaded, numbers), weights)
+    return _compute(loaded, stage, partial(_training_batch, loaded, numbers), weights, numbers)
 
 
 def compute_these(loaded: LoadedRun, placement: Placement, stage: Stage, of_step: Sequence[int]) -> Compute:
     """The same for a step that has these micro-batches of the run, all of them of one island."""
     weights = _weights(loaded, placement, of_step, range(len(of_step)))
-    return _compute(loaded, stage, partial(_training_batch, loaded, of_step), weights)
+    return _compute(loaded, stage, partial(_training_batch, loaded, of_step), weights, of_step)
 
 
 def compute_held_out(loaded: LoadedRun, placement: Placement, stage: Stage, first: int = 0) -> Compute:
@@ -76,28 +68,39 @@ def compute_held_out(loaded: LoadedRun, placement: Placement, stage: Stage, firs
     return _compute(loaded, stage, lambda number: _evaluation_batch(loaded, first + number), weights)
 
 
-def _compute(loaded: LoadedRun, stage: Stage, batch: Callable[[int], Batch], weights: LossWeights) -> Compute:
-    train, shape = loaded.run.train, stage.model.activation_shape
+def _compute(
+    loaded: LoadedRun,
+    stage: Stage,
+    batch: Callable[[int], Batch],
+    weights: LossWeights,
+    trained: Sequence[int] | None = None,
+) -> Compute:
+    """``trained``: the micro-batches of the run that these are; None: they are held out, and nothing is dropped."""
+    train, shape, seed = loaded.run.train, stage.model.activation_shape, loaded.run.seed
 
     def positions(number: int) -> torch.Tensor | None:
+        if not loaded.data.sample.isolated:
+            return None
         found = loaded.data.positions(batch(number)[0])
         return None if found is None else brought(found, stage.device)
 
-    def loss(
-        x: torch.Tensor,
-        labels: torch.Tensor,
-        positions: torch.Tensor | None,
-        only: Sequence[torch.nn.Parameter] | None = None,
-    ) -> Scored:
-        scored = stage.loss(x, labels, weights.micro_batch, positions, only, weights.label)
+    def of_run(number: int) -> MicroBatch | None:
+        return None if trained is None else MicroBatch(seed, trained[number])
+
+    def forward(number: int, x: torch.Tensor) -> torch.Tensor:
+        with dropping(of_run(number)):
+            return stage.forward(x, positions(number))
+
+    def loss(number: int, x: torch.Tensor, only: Sequence[torch.nn.Parameter] | None = None) -> Scored:
+        labels = brought(batch(number)[1], stage.device)
+        with dropping(of_run(number)):
+            scored = stage.loss(x, labels, weights.micro_batch, positions(number), only, weights.label)
         return Scored(scored.mean * weights.told, scored.weighted)
 
     return Compute(
-        forward=stage.forward,
+        forward=forward,
         loss=loss,
         inputs=lambda number: brought(batch(number)[0], stage.device),
-        labels=lambda number: brought(batch(number)[1], stage.device),
-        positions=positions if loaded.data.sample.isolated else lambda number: None,
         input_shape=shape(stage.first - 1, train.micro_batch) if stage.first else (),
         output_shape=shape(stage.past_last - 1, train.micro_batch),
         device=stage.device,

@@ -183,7 +183,7 @@ class TrainingStep:
         placement, progress, compute = self._placement, self._progress, self._compute
         self._enter(number)
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
-            y = compute.forward(self._input(number), compute.positions(number))
+            y = compute.forward(number, self._input(number))
         # The graph alone: the output is needed for sending, and not for the backward pass. A stage that trains nothing and
         # begins with the data has none.
         progress.outputs[number] = get_gradient_edge(y) if y.requires_grad else None
@@ -195,7 +195,7 @@ class TrainingStep:
         progress, compute = self._progress, self._compute
         self._enter(number)
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
-            scored = compute.loss(self._input(number), compute.labels(number), compute.positions(number))
+            scored = compute.loss(number, self._input(number))
         progress.losses[number] = scored.mean
         root = scored.weighted
         del scored
@@ -248,9 +248,9 @@ def evaluate(
             arrival = queue.get(topic)
             number, x = arrival.header.index, arrival.decoded(compute.device).view(compute.input_shape)
         if placement.last:
-            losses[number] = compute.loss(x, compute.labels(number), compute.positions(number)).mean
+            losses[number] = compute.loss(number, x).mean
         else:
-            y = compute.forward(x, compute.positions(number))
+            y = compute.forward(number, x)
             send(onward[number], number, y)
     return tuple(_read([losses[number] for number in sorted(losses)]))
 

@@ -73,9 +73,12 @@ def test_a_folder_with_a_config_says_how_large_its_model_is(tmp_path: Path) -> N
     assert summed.layers[0].parameter_bytes == 4 * 500 * 64
 
 
-def test_a_run_with_an_adapter_asks_what_a_node_would_count(tmp_path: Path) -> None:
-    model: dict[str, object] = {"pretrained": str(publish(tmp_path, "qwen3")), "weights": "nf4"}
-    asked = run_file(model=model, adapter={"rank": 4}, data={"tokenizer": "bytes"})
+@pytest.mark.parametrize("also", [[], ["lm_head"]])
+def test_a_run_with_an_adapter_asks_what_a_node_would_count(tmp_path: Path, also: list[str]) -> None:
+    """Also where the head is the embedding, and is trained."""
+    published = publish(tmp_path, "qwen3", tie_word_embeddings=bool(also))
+    model: dict[str, object] = {"pretrained": str(published), "weights": "nf4"}
+    asked = run_file(model=model, adapter={"rank": 4, "train_also": also}, data={"tokenizer": "bytes"})
     counted = parse_workload(describe(asked.with_precision(bf16=False)))[0]
     summed = workload_of_run(asked)
     assert summed.backward_per_forward == pytest.approx(counted.backward_per_forward)
@@ -114,10 +117,21 @@ def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_tr
             {"model": {"pretrained": "some/model"}, "adapter": {"targets": ["q_proj"]}},
             "model.pretrained is 'some/model', not a folder with a config.json",
         ),
+        (
+            {
+                "model": {"pretrained": "FOLDER"},
+                "adapter": {"train_also": ["norm"]},
+                "data": {"tokenizer": "bytes"},
+            },
+            "memory with adapter.train_also = ['norm'] is not known without the model; known are embed_tokens, lm_head",
+        ),
         ({"train": {"precision": "fp64"}}, "memory in fp64, or with data.isolate_documents, is not known"),
     ],
 )
-def test_what_is_not_known_is_named(tables: dict[str, dict[str, object]], sentence: str) -> None:
+def test_what_is_not_known_is_named(tmp_path: Path, tables: dict[str, dict[str, object]], sentence: str) -> None:
+    if tables.get("model", {}).get("pretrained") == "FOLDER":
+        (tmp_path / "config.json").write_text(json.dumps(EIGHT_BILLION))
+        tables = tables | {"model": {"pretrained": str(tmp_path)}}
     with pytest.raises(ValueError, match=re.escape(sentence)):
         workload_of_run(run_file(**tables))
 

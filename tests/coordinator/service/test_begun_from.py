@@ -39,12 +39,15 @@ def begun(tables: dict[str, Any]) -> RunFile:
 
 
 def test_the_model_and_all_else_follow_from_an_adapter(tmp_path: Path) -> None:
-    folder = adapter_in(tmp_path / "adapter")
+    folder = adapter_in(tmp_path / "adapter", modules_to_save=["lm_head", "embed_tokens"], lora_dropout=0.05)
     run = begun({"model": {"pretrained": str(folder), "weights": "nf4"}, "adapter": {}})
     sent = run.message("").model
     assert (sent.pretrained, sent.weights) == (f"owner/base@{COMMIT}", "nf4")
     assert (sent.adapter.rank, sent.adapter.alpha, sent.adapter.rs) == (8, 32, True)
     assert list(sent.adapter.targets) == ["q_proj", "v_proj"]
+    assert list(sent.adapter.train_also) == ["embed_tokens", "lm_head"]
+    assert sent.adapter.dropout == 0.05
+    assert begun({"model": {"pretrained": str(folder)}, "adapter": {"dropout": 0.1}}).adapter.dropout == 0.1  # type: ignore[union-attr]
     assert sent.adapter.pretrained == "coordinator://disk/adapter"
     assert run.message("").data.tokenizer == "owner/base"
     assert run.own_adapter == folder
@@ -110,7 +113,12 @@ def test_so_does_another_runs_whose_model_is_on_this_disk(tmp_path: Path, monkey
             r'adapter.targets = \["q_proj"\], but the adapter in .* has \["q_proj", "v_proj"\]',
         ),
         ({}, {"peft_type": "IA3"}, "of the kind 'IA3'; only LoRA can be trained further"),
-        ({}, {"modules_to_save": ["lm_head"]}, "has modules_to_save = .*, which runs do not train"),
+        ({}, {"modules_to_save": "lm_head"}, "has modules_to_save = 'lm_head', which is no list of names"),
+        (
+            {"train_also": ["norm"]},
+            {"modules_to_save": ["lm_head"]},
+            r'adapter.train_also = \["norm"\], but the adapter in .* has \["lm_head"\]; leave train_also out',
+        ),
         ({}, {"bias": "all"}, "has bias = 'all', which runs do not train"),
         ({}, {"target_modules": ".*q_proj"}, "names its targets by a pattern"),
         ({}, {"base_model_name_or_path": None}, "does not say beside which model it stands"),

@@ -24,7 +24,7 @@ from tests.coordinator.serving import Served, serving, train
 
 
 async def members(address: str) -> list[dict[str, Any]]:
-    return member_documents([each async for each in told(address, follow=False)][-1].ledger)
+    return member_documents([each async for each in told(address, follow=False)][-1])
 
 
 async def read_all(served: Served) -> None:

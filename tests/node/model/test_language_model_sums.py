@@ -36,7 +36,11 @@ def both(
     }
     if beside is not None:
         tables["model"] = {"pretrained": str(folder), "weights": beside.weights}
-        tables["adapter"] = {"rank": beside.rank}
+        tables["adapter"] = {
+            "rank": beside.rank,
+            "train_also": sorted(beside.also),
+            "dropout": 0.05 if beside.drops else 0.0,
+        }
         tables["data"]["tokenizer"] = "bytes"
     workload = parse_workload(describe(parse_run(tables, "the test")))[0]
     counted = workload.layers
@@ -77,6 +81,18 @@ def test_a_familys_layers_are_as_the_node_counts_them(
     [
         ("llama", SMALL, 300, 64, 1, False, Beside(4, "bf16")),
         ("qwen3", SMALL, 300, 64, 1, True, Beside(16, "nf4")),
+        ("llama", SMALL, 300, 64, 1, True, Beside(4, "bf16", frozenset({"embed_tokens", "lm_head"}))),
+        pytest.param(
+            "llama", SMALL, 1000, 1024, 64, True, Beside(16, "nf4", frozenset({"lm_head"})), marks=pytest.mark.soak
+        ),
+        pytest.param(
+            "qwen3", WIDE, 300, 1024, 64, False, Beside(4, "nf4", frozenset({"embed_tokens"})), marks=pytest.mark.soak
+        ),
+        ("llama", SMALL, 300, 64, 1, False, Beside(4, "bf16", drops=True)),
+        pytest.param("llama", WIDE, 300, 1024, 4, True, Beside(16, "bf16", drops=True), marks=pytest.mark.soak),
+        pytest.param(
+            "llama", WIDE, 300, 1024, 4, True, Beside(16, "nf4", frozenset({"lm_head"})), marks=pytest.mark.soak
+        ),
         pytest.param("qwen2", SMALL, 300, 64, 1, True, Beside(16, "int8"), marks=pytest.mark.soak),
         pytest.param("llama", SMALL, 1000, 1024, 64, True, Beside(16, "nf4"), marks=pytest.mark.soak),
         pytest.param("qwen3", WIDE, 300, 1024, 64, False, Beside(4, "nf4"), marks=pytest.mark.soak),

@@ -20,11 +20,13 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.shared.storage import write
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.generate_text import forget, writer_in
 from dtfm.node.model.model import Model
 from dtfm.node.model.sequential import load_sequential
 from dtfm.node.model.stage import Stage, build_stage
+from dtfm.node.state import snapshot_files
 from dtfm.node.state.recovery import check_agreed
 from dtfm.node.state.snapshot_files import (
     MOST_CONSTANTS_BYTES,
@@ -131,6 +133,17 @@ def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) ->
     names = sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
     contents = [fs.cat_file(f"{path}/{name}") for name in names[:-1]]
     assert names == [*(name_of(index, content) for index, content in enumerate(contents)), "manifest.json"]
+
+
+def test_each_piece_of_a_checkpoint_that_is_read_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow place does not look like a hang."""
+    monkeypatch.setattr(snapshot_files, "PIECE_BYTES", 5000)
+    model = model_for("gpt2", text_data(tmp_path))
+    stage = stage_of(model, 1, 2)
+    write_checkpoint(str(tmp_path / "slow"), [stage])
+    (before, _), size = WORK.so_far, len(content_of(stage.buckets[1]))
+    read(tmp_path / "slow", Bucket(model.buckets[1], CPU, torch.float64))
+    assert WORK.so_far[0] - before >= size / 5000 > 2
 
 
 def test_a_checkpoint_of_before_files_had_one_time_names_is_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec, decode, encode
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer.optimizer import Terms, inner_step, outer_step
 from dtfm.node.state import state_store
@@ -23,7 +25,7 @@ from dtfm.node.state.state_store import MAX_BEHIND, TERMS, Donation, HeldState, 
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.control_pb2 import Commit, Peer, StandbyProgress
-from dtfm.protos.frame import Kind, parse
+from dtfm.protos.frame import STATE_CHUNK_BYTES, Kind, parse
 from dtfm.protos.identity.credentials import make_authority, make_key
 from dtfm.protos.peer_pb2 import StandbyRequest
 from dtfm.protos.plan_pb2 import Run
@@ -515,6 +517,15 @@ async def test_the_state_of_one_bucket_is_let_go_before_that_of_the_next_is_read
         await asyncio.sleep(0)  # as writing it does
     assert len(copied) == 2
     subscription.close()
+
+
+async def test_each_piece_of_state_that_comes_is_progress(donors: list[Donor]) -> None:
+    """A slow line does not look like a hang."""
+    mine = {spec.index: Bucket(spec, CPU, torch.float32) for spec in SPECS}
+    (before, _), peers = WORK.so_far, [donor.peer for donor in donors]
+    await fetch_states([(bucket, peers) for bucket in mine.values()], 4, 1, dialler("me"), 10)
+    pieces = sum(math.ceil(bucket_bytes(spec, torch.float32) / STATE_CHUNK_BYTES) for spec in SPECS)
+    assert WORK.so_far[0] - before >= pieces > len(SPECS)
 
 
 async def test_state_is_fetched_from_all_donors_at_once(donors: list[Donor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 
 from dtfm.node.model import loss
 from dtfm.node.model.cost.layer_memory import layer_memory
+from dtfm.scheduler.model.memory import Checkpointing, Keeping
 from tests.cluster.plain import plain_adapter
-from tests.cluster.runs import losses_alone, run_at, run_file
+from tests.cluster.runs import held_out_losses_alone, losses_alone, run_at, run_file
 from tests.node.in_process import InProcess, nodes_of
+from tests.node.training.audits.auditors import Auditors, errors
 from tests.published import adapter_run, publish
 
 STEPS = 4
@@ -54,6 +57,78 @@ def test_losses_and_adapters_equal_one_process(
     assert adapter.keys() == alone.keys()
     for name, value in alone.items():
         torch.testing.assert_close(adapter[name], value, rtol=0, atol=10 * tolerance, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "weights", "stages", "names", "tolerance"),
+    [
+        ("llama", "bf16", 2, '["embed_tokens", "lm_head", "norm"]', 1e-6),
+        pytest.param("llama", "bf16", 1, '["embed_tokens", "lm_head", "norm"]', 1e-6, marks=pytest.mark.soak),
+        ("gemma2", "bf16", 2, '["embed_tokens"]', 1e-6),
+        pytest.param("gpt2", "bf16", 3, '["lm_head", "ln_f"]', 1e-6, marks=pytest.mark.soak),
+        pytest.param("llama", "nf4", 2, '["lm_head", "norm"]', 1e-4, marks=pytest.mark.soak),
+    ],
+)
+def test_so_do_modules_that_are_trained_whole(
+    tmp_path: Path, family: str, weights: str, stages: int, names: str, tolerance: float
+) -> None:
+    """The heads of gemma2 and gpt2 are their embeddings."""
+    text = run_file(stages=[1] * stages, steps=STEPS, precision="fp32")
+    run = adapter_run(
+        text, publish(tmp_path / family, family), weights=weights, adapter=f"rank = 4\ntrain_also = {names}"
+    )
+    with nodes_of(run, stages, 1) as nodes:
+        losses = [nodes.train() for _ in range(STEPS)]
+        trained = trained_by(nodes)
+    path = tmp_path / "run.toml"
+    assert losses == pytest.approx(losses_alone(path), rel=0, abs=tolerance)
+    alone = plain_adapter(run_at(path), STEPS)
+    assert trained.keys() == alone.keys()
+    assert not all(".lora_" in name for name in trained)
+    for name, value in alone.items():
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=10 * tolerance, msg=name)
+
+
+DROPOUT = "rank = 4\ndropout = 0.1"
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "checkpointing"),
+    [
+        pytest.param(1, 1, Checkpointing.NONE, marks=pytest.mark.soak),
+        (2, 1, Checkpointing.LAYER),
+        pytest.param(2, 2, Checkpointing.NONE, marks=pytest.mark.soak),
+    ],
+)
+def test_adapters_drop_the_same_numbers_on_any_nodes(
+    tmp_path: Path, stages: int, replicas: int, checkpointing: Checkpointing
+) -> None:
+    """Also in a step that goes on after an interruption, and where layers are computed again. Evaluations drop nothing."""
+    published = publish(tmp_path / "llama")
+    text = run_file(stages=[replicas] * stages, steps=STEPS, precision="fp32")
+    keeping = Keeping(checkpointing=checkpointing)
+    with nodes_of(adapter_run(text, published, adapter=DROPOUT), stages, replicas, keeping) as nodes:
+        losses = [nodes.train()]
+        nodes.interrupt(8)
+        nodes.go_on(replace(nodes.plan, generation=2))
+        losses += [nodes.train() for _ in range(STEPS - 1)]
+        held_out, adapter = nodes.evaluate(), trained_by(nodes)
+    path = tmp_path / "run.toml"
+    assert losses == pytest.approx(losses_alone(path), rel=0, abs=1e-6)
+    assert held_out == pytest.approx(held_out_losses_alone(path, STEPS)[-1], rel=0, abs=1e-6)
+    for name, value in plain_adapter(run_at(path), STEPS).items():
+        torch.testing.assert_close(adapter[name], value, rtol=0, atol=1e-5, msg=name)
+    path.write_text(adapter_run(text, published))
+    assert losses != pytest.approx(losses_alone(path), rel=0, abs=1e-4)
+
+
+def test_who_does_a_step_again_drops_what_was_dropped(tmp_path: Path) -> None:
+    text = f"{run_file(stages=[2, 2], steps=1, precision='fp32')}[trust]\naudit_rate = 1\n"
+    with nodes_of(adapter_run(text, publish(tmp_path / "llama"), adapter=DROPOUT)) as nodes:
+        step = Auditors(nodes)
+        for accused, auditor, bucket in (("n0", "n1", 1), ("n2", "n3", 3)):
+            found = errors(step.answer(auditor, step.asked(accused, bucket=bucket)))
+            assert max(found) == 0, found
 
 
 @pytest.mark.soak

@@ -90,6 +90,9 @@ def test_an_adapter_is_trained_only_where_its_table_is() -> None:
     assert not adapted.model.adapter.targets  # all
     named = read(ADAPTER + 'rank = 4\nalpha = 4\ntargets = ["q_proj"]').message("x").model.adapter
     assert (named.rank, named.alpha, list(named.targets)) == (4, 4, ["q_proj"])
+    also = read(ADAPTER + 'train_also = ["embed_tokens"]').message("x").model.adapter
+    assert (list(also.train_also), also.dropout) == (["embed_tokens"], 0)
+    assert read(ADAPTER + "dropout = 0.05").message("x").model.adapter.dropout == 0.05
     packed = read('[adapter]\n[model]\npretrained = "somewhere"\nweights = "nf4"')
     assert packed.message("x").model.weights == "nf4"
     assert parse_run(packed.model_dump(mode="json"), "the log") == packed
@@ -123,8 +126,9 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[adapter]", "adapter = {}: an adapter needs weights to stand beside: set model.pretrained, or remove"),
         (ADAPTER + "rank = 0", "adapter.rank = 0: must be at least 1"),
         (ADAPTER + "alpha = 0", "adapter.alpha = 0: must be above 0"),
-        (ADAPTER + "dropout = 0.1", "adapter.dropout = 0.1: dropout is not supported yet"),
+        (ADAPTER + "dropout = 1", "adapter.dropout = 1: must be below 1"),
         (ADAPTER + "targets = []", 'adapter.targets = []: must be "all-linear", or names of modules'),
+        (ADAPTER + "train_also = 'lm_head'", "adapter.train_also = 'lm_head': must be names of modules, like"),
         (ADAPTER + "rnk = 1", "adapter.rnk: unknown key; did you mean rank?"),
         (
             'model = { pretrained = "somewhere", weights = "nf4" }',

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from dtfm.scheduler.assemble.cuts import cut_model
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
-from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.compiled import entry
 from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.sketch import (
     Position,
@@ -29,7 +29,7 @@ from tests.scheduler.plans import random_draft
 MOVES = 150
 
 
-@compiled
+@entry(makes_arrays=True)
 def begin(seed: int) -> None:
     """Seeds the compiled functions' generator."""
     np.random.seed(seed)

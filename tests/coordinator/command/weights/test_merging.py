@@ -38,10 +38,10 @@ SAMPLE = Sample((12,), torch.int64, 256)
 TORCH = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16, Format.FP32: torch.float32}
 
 
-def trained(folder: Path, published: Path) -> tuple[Path, Model]:
-    """The checkpoint of step 5 of a run that has trained an adapter beside the published model, of random numbers; and its
-    model."""
-    run = {"model": {"pretrained": str(published)}, "adapter": {"rank": 4, "alpha": 6.0}}
+def trained(folder: Path, published: Path, also: tuple[str, ...] = ()) -> tuple[Path, Model]:
+    """The checkpoint of step 5 of a run that has trained an adapter beside the published model, and ``also`` these modules, of
+    random numbers; and its model."""
+    run = {"model": {"pretrained": str(published)}, "adapter": {"rank": 4, "alpha": 6.0, "train_also": list(also)}}
     model = load_model(parse_run(run, "the test").message("").model, SAMPLE)
     random = np.random.default_rng(5)
     checkpoint = folder / "step-00000005"
@@ -90,6 +90,38 @@ def test_it_is_what_peft_merges_to_a_rounding(family: str, tmp_path: Path, monke
     assert "AutoPeft" not in card
     assert "dtfm-coordinator export --merged --dtype fp32 DIR" in card
     assert sorted(each.name for each in tmp_path.iterdir() if each.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "also"),
+    [("llama", ("embed_tokens", "lm_head", "norm")), ("gemma2", ("embed_tokens",)), ("gpt2", ("wte",))],
+)
+def test_modules_that_were_trained_whole_are_read_by_peft_and_merged(
+    family: str, also: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The heads of gemma2 and gpt2 are their embeddings: peft has each under both names, and the model once."""
+    published = publish(tmp_path / "published", family)
+    checkpoint, model = trained(tmp_path / "run", published, also)
+    export_checkpoint(checkpoint.as_uri(), tmp_path / "adapter")
+    export_merged(checkpoint.as_uri(), tmp_path / "merged")
+    exported = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    at_home = load_file(checkpoint / "adapter_model.safetensors")
+    assert exported.keys() == at_home.keys()
+    assert all(torch.equal(value, at_home[name]) for name, value in exported.items())
+    assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["modules_to_save"][: len(also)] == [*also]
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    ids, logits = torch.arange(24).view(2, 12), []
+    for folder in (tmp_path / "adapter", checkpoint):
+        whole: Any = AutoModelForCausalLM.from_pretrained(published)
+        beside: Any = PeftModel.from_pretrained(whole, str(folder))
+        found = {name: value for name, value in beside.named_parameters() if ".modules_to_save." in name}
+        assert len(found) == sum(".lora_" not in name for spec in model.buckets for name, _ in spec.parameters)
+        for name, value in found.items():
+            assert torch.equal(value, exported[name.replace(".modules_to_save.default.", ".")])
+        logits.append(beside(ids).logits)
+    assert torch.equal(*logits)
+    torch.testing.assert_close(merged(ids).logits, logits[0], rtol=1e-4, atol=1e-4)
+    assert merged.lm_head.weight is merged.get_input_embeddings().weight or family == "llama"
 
 
 def test_a_model_without_the_first_part_of_its_names_is_merged_too(tmp_path: Path) -> None:

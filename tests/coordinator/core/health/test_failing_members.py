@@ -8,10 +8,11 @@ import pytest
 
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.state.state import ATTEMPTS
-from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES, TEST_LEASES, pause_leases
+from dtfm.coordinator.core.timeouts import TEST_LEASES, pause_leases
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.accused import fail_in_turn, goes_on_without, of_strangers, verdicts
 from tests.coordinator.script import LEASE, LONG, World, restarted, training

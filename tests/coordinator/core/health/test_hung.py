@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
+from dtfm.coordinator.core.plan.expected import SLOWEST_DISK
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import control_pb2 as wire, plan_pb2
 from tests.coordinator.accused import goes_on_without, verdicts
-from tests.coordinator.script import LEASE, LONG, World, training
+from tests.coordinator.script import LAYERS, LEASE, LONG, World, prepared, training
 
 STEP = 1.0
 """Seconds that the planner predicts for a step."""
@@ -77,6 +78,35 @@ def test_while_it_becomes_ready_for_a_plan() -> None:
     assert world.now - began <= 2 * LEASE
     world.settle()
     goes_on_without(world)
+
+
+def beginning_with(layer_bytes: int) -> World:
+    """Nodes become ready for the first plan of a run whose layers' parameters have this size. They draw or read them."""
+    world = World()
+    world.automatic_tests = False
+    layers = [plan_pb2.Layer(name="layer", forward_flops=1e9, parameter_bytes=layer_bytes)] * LAYERS
+    for node in "abc":
+        world.prepare(node, prepared(layers=layers))
+        world.report_links(node)
+    world.join()
+    for node in "ac":
+        world.plan_ready(node)
+    return world
+
+
+def test_at_the_start_of_a_run_it_may_take_as_long_as_its_largest_layer_takes_to_draw_or_to_read() -> None:
+    world = beginning_with(int(10 * SLOWEST_DISK))
+    beat(world, 3 * 10.0, hung="b")
+    assert out(world) == set()
+    beat(world, 3 * LEASE, hung="b")
+    assert out(world) == {"b"}
+
+
+def test_becoming_ready_may_take_as_long_as_all_layers_take_to_draw_or_to_read_while_it_makes_progress() -> None:
+    world = beginning_with(int(100 * SLOWEST_DISK))
+    beat(world, 3 * 100.0 * LAYERS / 2, busy="b")
+    assert out(world) == set()
+    assert isinstance(world.state.phase, Switching)
 
 
 def test_while_it_confirms_a_commit() -> None:

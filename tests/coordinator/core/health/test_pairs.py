@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
-from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES
+from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.accused import goes_on_without, of_strangers, verdicts
@@ -28,6 +29,14 @@ def lose(world: World, *losses: str) -> None:
 def in_one_stage(nodes: Iterable[str]) -> Plan:
     names = sorted(nodes)
     return from_routes(0, [Stage((0, LAYERS), tuple(names), ())], [([names[0]], 4)])
+
+
+def no_link(node: str, peer: str) -> wire.NodeMessage:
+    """What a node reports that does not reach the peer."""
+    said = links(node, [peer])
+    for link in said.links.links:
+        link.bandwidth, link.problem = 0, "it does not answer"
+    return said
 
 
 def probes(world: World, node: str) -> int:
@@ -162,6 +171,24 @@ def test_two_nodes_alone_try_again_and_again_and_the_run_never_fails() -> None:
         world.settle()
     assert world.exit_code is None
     assert verdicts(world) == []
+    goes_on_without(world)
+
+
+def test_a_pair_that_breaks_while_it_trains_goes_on_over_a_relay_and_its_line_is_in_the_plans_price() -> None:
+    world = pair_that_no_plan_does_without(training("a", "b", **LONG))
+    world.greet("r", relay=wire.Hello.ONLY)
+    lose(world, "ab")
+    assert isinstance(world.state.phase, Gathering)
+    for way in ("direct", "dial-back", "relay r"):
+        assert ("a", "b") in world.state.ledger.reach.broken, way
+        assert world.kinds_to("a")[-1] == "probe", way
+        world.hear("a", links("a", ["b"]) if way == "relay r" else no_link("a", "b"))
+    assert world.state.ledger.reach.ways["a"]["b"].name == world.state.ledger.reach.ways["b"]["a"].name == "relay r"
+    cluster = measured_cluster(world.state.ledger, ["a", "b"])
+    assert [line.id for line in cluster.lines] == ["r"]
+    assert cluster.via is not None
+    assert cluster.via.tolist() == [[-1, 2], [2, -1]]
+    world.settle()
     goes_on_without(world)
 
 

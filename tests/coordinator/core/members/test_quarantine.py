@@ -7,7 +7,7 @@ import pytest
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.view.members import member_documents
+from dtfm.coordinator.view.members import OF_MEMBERS, member_documents
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.doors import ID, Door
 from tests.coordinator.script import LONG, World, refusal_of, restarted, training
@@ -136,7 +136,7 @@ def test_members_shows_quarantined_nodes_and_the_reason() -> None:
     world = training("a", "b", "c", **LONG)
     world.step()
     Door(world).expel("b")
-    documents = {document["node"]: document for document in member_documents(world.state.ledger)}
+    documents = {document["node"]: document for document in member_documents(world.view)}
     assert (documents["a"]["steps"], documents["a"]["quarantine"]) == (1, None)
     assert documents["b"] == {
         "node": "b",
@@ -153,4 +153,5 @@ def test_members_shows_quarantined_nodes_and_the_reason() -> None:
             "step": 1,
             "undecided": False,
         },
+        **dict.fromkeys(OF_MEMBERS),
     }

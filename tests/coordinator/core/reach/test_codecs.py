@@ -49,7 +49,7 @@ def test_the_log_names_the_codec_of_every_link_when_a_plan_begins(world: World) 
 
 def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
     world.plan_ready("c", codecs=[link("b", "gradients", "raw16")])
-    members = {document["node"]: document for document in member_documents(world.state.ledger)}
+    members = {document["node"]: document for document in member_documents(world.view)}
     assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
     assert members["a"]["links"]["c"]["codecs"] == {}
     view = world.view

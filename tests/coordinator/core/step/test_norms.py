@@ -11,6 +11,7 @@ from dtfm.coordinator.core.step.norms import FACTOR, LARGE, LEAST, MANY, OF
 from dtfm.coordinator.core.trust.claims import witnesses
 from dtfm.coordinator.log import events as ev
 from dtfm.protos.clipping import clip_coefficient
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.script import LONG, World, fresh_state, training
 from tests.coordinator.strangers import audited, strangers
 
@@ -148,3 +149,26 @@ def test_whose_norm_was_bounded_is_audited_next_and_is_alone_in_no_stage_until_a
     assert world.wanted or world.state.planner.number > 1, "the planner is asked again"
     audited(world, "c", True)
     assert witnesses(world.state.ledger, ["a", "b", "c"]).tolist() == [False] * 3, "as before"
+
+
+def test_what_others_learnt_while_a_liars_norm_was_bounded_is_undone_once_the_liar_is_found() -> None:
+    """A stage that clips by a lie learns nothing."""
+    names = ("a", "b", "c", "d")
+
+    def split(*groups: str) -> Plan:
+        stages = [Stage((2 * n, 2 * n + 2), tuple(group), ()) for n, group in enumerate(groups)]
+        return from_routes(0, stages, [([group[0] for group in groups], 4)])
+
+    world = strangers(*names, planner=lambda _: split("abc", "d"), **LONG)
+    step(world, {})
+    world.planner = lambda ids: split("a", "bcd") if "d" in ids else split("a", "bc")
+    while world.plan_in_force.stages[1].replicas == ("d",):
+        step(world, {"d": LIE})
+        world.apply()
+    while not (guilty := [event.node for event in world.events(ev.NodeQuarantined)]):
+        world.settle()
+        step(world, {"d": LIE})
+    assert guilty == ["d"]
+    (back,) = world.events(ev.RolledBack)
+    assert back.step == 0, "there is no snapshot of step 1"
+    assert "what was done since step 1 is undone" in back.reason

@@ -25,7 +25,7 @@ def test_the_log_says_once_when_a_standing_changes_and_of_all_nodes_of_the_machi
 def test_members_and_watch_show_what_a_stranger_has_earned() -> None:
     world = strangers("a", "b", "c")
     audited(world, "a", True, True, True)
-    shown = {document["node"]: document for document in member_documents(world.state.ledger)}
+    shown = {document["node"]: document for document in member_documents(world.view)}
     assert shown["a"]["standing"] == {"word": "proven", "reason": "3 audits in a row, the last at step 1", "audits": 3}
     assert _member_line(shown["a"]).endswith("; proven: 3 audits in a row, the last at step 1")
     assert _member_line(shown["b"]).endswith("; new: no audit of its work yet")
@@ -38,6 +38,6 @@ def test_members_and_watch_show_what_a_stranger_has_earned() -> None:
 
 def test_where_members_know_each_other_nothing_is_said_of_their_standing() -> None:
     world = training("a", "b")
-    (shown, _) = member_documents(world.state.ledger)
+    (shown, _) = member_documents(world.view)
     assert shown["standing"]["word"] == "proven"
     assert "proven" not in _member_line(shown)

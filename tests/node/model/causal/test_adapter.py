@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dtfm.node.data.samples import Sample
+from dtfm.node.host.work import WORK
 from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.cost.layer_costs import layer_costs
@@ -96,6 +97,12 @@ def test_reading_early_stops_where_the_room_ends(folder: Path) -> None:
     model = model_of(folder)
     model.frozen.load(0, 2, torch.float32, most_bytes=model.frozen.layer_bytes(0, torch.float32))
     assert list(model.frozen._held) == ["model.embed_tokens.weight"]
+
+
+def test_each_frozen_parameter_that_is_read_is_progress(folder: Path) -> None:
+    model, (before, _) = model_of(folder), WORK.so_far
+    model.frozen.load(0, 2, torch.float32)
+    assert WORK.so_far[0] - before >= len(model.frozen._held) > 2
 
 
 def test_frozen_weights_cost_no_gradients(folder: Path) -> None:
@@ -190,7 +197,8 @@ def test_it_begins_with_the_numbers_of_a_published_adapter(folder: Path, tmp_pat
         ({"use_dora": True}, "adapter.pretrained: ADAPTER has use_dora = True, which runs do not train; merge it"),
         (
             {"modules_to_save": ["lm_head"]},
-            "adapter.pretrained: ADAPTER has modules_to_save = ['lm_head'], which runs do not",
+            "adapter.pretrained: ADAPTER: it has base_model.model.lm_head.weight, which the run does not train; set "
+            "adapter.train_also = ['lm_head']",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.text.tokenizer import Bytes, load_tokenizer
+from dtfm.node.host.work import WORK
+from dtfm.node.model.causal import weight_files
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
@@ -93,6 +96,16 @@ def test_each_byte_is_read_by_the_holders_of_its_layer_alone(llama: Path, monkey
                 model.initial_parameters(bucket, seed=1)
     stored = sorted((tensor.file, tensor.begin, tensor.end) for tensor in files.tensors.values())
     assert sorted(reads) == stored
+
+
+def test_each_piece_of_a_tensor_that_is_read_is_progress(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow line does not look like a hang."""
+    name, whole = max(load_file(next(llama.glob("*.safetensors"))).items(), key=lambda item: item[1].nbytes)
+    monkeypatch.setattr(weight_files, "PIECE_BYTES", 1000)
+    (before, _), pieces = WORK.so_far, math.ceil(whole.nbytes / 1000)
+    assert torch.equal(WeightFiles(str(llama)).read(name), whole)
+    assert pieces > 2
+    assert WORK.so_far[0] == before + pieces
 
 
 def test_precision_may_differ_from_the_files(tmp_path: Path) -> None:

@@ -67,18 +67,15 @@ def squared(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def compute(module: nn.Module) -> Compute:
     shape = (ROWS, WIDTH)
 
-    def forward(x: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    def forward(_number: int, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = module(x)
         return y
 
-    def loss(x: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None, only: object = None) -> Scored:
-        mean = squared(module(x), labels)
+    def loss(number: int, x: torch.Tensor, only: object = None) -> Scored:
+        mean = squared(module(x), rows(100 + number))
         return Scored(mean.detach(), mean / MICRO_BATCHES)
 
-    def labels(number: int) -> torch.Tensor:
-        return rows(100 + number)
-
-    return Compute(forward, loss, rows, labels, lambda _: None, shape, shape, torch.device("cpu"), ROWS)
+    return Compute(forward, loss, rows, shape, shape, torch.device("cpu"), ROWS)
 
 
 def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
