@@ -456,7 +456,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before")
+    __slots__ = ("generation", "plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before", "frozen")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +474,7 @@ class Assignment(_message.Message):
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
     ISLAND_BEGAN_FIELD_NUMBER: _ClassVar[int]
     TRAINED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     plan: bytes
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
@@ -486,10 +487,11 @@ class Assignment(_message.Message):
     counts_from: int
     island_began: int
     trained_before: int
-    def __init__(self, generation: _Optional[int] = ..., plan: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ...) -> None: ...
+    frozen: _containers.RepeatedCompositeFieldContainer[FrozenLayer]
+    def __init__(self, generation: _Optional[int] = ..., plan: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ..., frozen: _Optional[_Iterable[_Union[FrozenLayer, _Mapping]]] = ...) -> None: ...
 
 class Standby(_message.Message):
-    __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers", "rounds", "trained_before")
+    __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers", "rounds", "trained_before", "frozen")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +499,7 @@ class Standby(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TRAINED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     number: int
     first_layer: int
     past_last_layer: int
@@ -504,7 +507,8 @@ class Standby(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     rounds: _plan_pb2.Rounds
     trained_before: int
-    def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., rounds: _Optional[_Union[_plan_pb2.Rounds, _Mapping]] = ..., trained_before: _Optional[int] = ...) -> None: ...
+    frozen: _containers.RepeatedCompositeFieldContainer[FrozenLayer]
+    def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., rounds: _Optional[_Union[_plan_pb2.Rounds, _Mapping]] = ..., trained_before: _Optional[int] = ..., frozen: _Optional[_Iterable[_Union[FrozenLayer, _Mapping]]] = ...) -> None: ...
 
 class StandbyProgress(_message.Message):
     __slots__ = ("number", "step", "voted", "problem")
@@ -583,16 +587,28 @@ class SnapshotSource(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., manifest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., weights: _Optional[bool] = ...) -> None: ...
 
 class PlanReady(_message.Message):
-    __slots__ = ("generation", "progress", "codecs", "states")
+    __slots__ = ("generation", "progress", "codecs", "states", "frozen")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     progress: Progress
     codecs: _containers.RepeatedCompositeFieldContainer[LinkCodec]
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
-    def __init__(self, generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
+    frozen: _containers.RepeatedCompositeFieldContainer[FrozenLayer]
+    def __init__(self, generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., frozen: _Optional[_Iterable[_Union[FrozenLayer, _Mapping]]] = ...) -> None: ...
+
+class FrozenLayer(_message.Message):
+    __slots__ = ("layer", "digest", "nodes")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    digest: bytes
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layer: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BucketState(_message.Message):
     __slots__ = ("bucket", "digest", "donors", "shared")

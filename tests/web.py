@@ -13,9 +13,11 @@ from pathlib import Path
 
 @dataclass
 class Web:
-    """``asked``: for each part, the file's name, its first byte, and the byte past its last one."""
+    """``asked``: for each part, the file's name, its first byte, and the byte past its last one. The server refuses parts longer
+    than ``longest``."""
 
     address: str
+    longest: int = 1 << 40
     asked: list[tuple[str, int, int]] = field(default_factory=list)
 
 
@@ -34,6 +36,9 @@ def web(folder: Path) -> Iterator[Web]:
             first, _, last = asked.removeprefix("bytes=").partition("-")
             begin, end = int(first), min(int(last) + 1, path.stat().st_size)
             found.asked.append((path.name, begin, end))
+            if end - begin > found.longest:
+                self.send_error(503)
+                return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{path.stat().st_size}")
             self.send_header("Content-Length", str(end - begin))

@@ -60,15 +60,17 @@ def assignments(
     nodes: Iterable[str],
     givers: Mapping[str, Givers],
     snapshot: control_pb2.SnapshotSource,
+    frozen: Sequence[control_pb2.FrozenLayer] = (),
 ) -> Iterator[tuple[str, control_pb2.CoordinatorMessage]]:
     """The messages that assign the ledger's plan to each of ``nodes``. ``givers``: by node, the holders of the state as of the
-    last committed step; if there are none, all state comes from the ``snapshot``. A node is told only the links that begin at
-    it: all links of hundreds of nodes would not fit into a message."""
+    last committed step; if there are none, all state comes from the ``snapshot``. ``frozen``: the holders of frozen layers. A
+    node is told only the links that begin at it: all links of hundreds of nodes would not fit into a message."""
     plan = ledger.training.in_force
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}
     giving = {name for table in set(givers.values()) for layer in table for name in layer}
-    named = {*plan.nodes, *giving, *on_disks} & ledger.members.keys()
+    holding = {node for layer in frozen for node in layer.nodes}
+    named = {*plan.nodes, *giving, *on_disks, *holding} & ledger.members.keys()
     common = control_pb2.Assignment(
         generation=plan.generation,
         plan=pack_plan(plan),
@@ -78,6 +80,7 @@ def assignments(
         reason=reason,
         last_commit=last_commit(ledger),
         counts_from=ledger.training.counts_from,
+        frozen=frozen,
     )
     islands = {replica: stage.island for stage in plan.stages for replica in stage.replicas}
     nobody: Givers = ((),) * len(ledger.description.workload.layers)

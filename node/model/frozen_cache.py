@@ -87,8 +87,9 @@ class FrozenCache:
             if lock is not None:
                 os.close(lock)
 
-    def find(self, name: str, make: Callable[[Parts], Made]) -> Made | None:
-        """What ``make`` returns for the parameter's parts. None: they are missing or damaged, or ``make`` raises ValueError."""
+    def find(self, name: str, make: Callable[[Parts, bytes], Made]) -> Made | None:
+        """The result of ``make`` for the parameter's parts and their digest. None: they are missing or damaged, or ``make``
+        raises ValueError."""
         path = self._path(name)
         try:
             content = path.read_bytes() if self._is_open else None
@@ -104,13 +105,13 @@ class FrozenCache:
             digest = bytes(parts.pop(_DIGEST, torch.empty(0)).tolist())
             if digest_of(parts) != digest:
                 raise ValueError("its BLAKE3 differs")
-            return make(parts)
+            return make(parts, digest)
         except Exception as problem:  # whatever safetensors raises
             self._say("damage", "%s is damaged (%s); its parameter comes from the source", path, problem)
             return None
 
-    def keep(self, name: str, parts: Parts) -> None:
-        """Writes the parameter's file if there is room. In the parameter's `turn`."""
+    def keep(self, name: str, parts: Parts, digest: bytes) -> None:
+        """Writes the parameter's file if there is room. ``digest``: of the parts. In the parameter's `turn`."""
         if not self._is_open or self._is_full:
             return
         path, size = self._path(name), sum(part.nbytes for part in parts.values())
@@ -126,8 +127,7 @@ class FrozenCache:
             handle, part = tempfile.mkstemp(dir=self._folder, prefix=f"{path.stem}-", suffix=".part")
             os.close(handle)
             try:
-                digest = torch.frombuffer(bytearray(digest_of(parts)), dtype=torch.uint8)
-                save_file({**parts, _DIGEST: digest}, part)
+                save_file({**parts, _DIGEST: torch.frombuffer(bytearray(digest), dtype=torch.uint8)}, part)
                 os.replace(part, path)
             except BaseException:
                 with suppress(OSError):

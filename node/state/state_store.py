@@ -14,6 +14,7 @@ import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.frozen import FrozenWeights
 from dtfm.node.model.optimizer.optimizer import terms_of
 from dtfm.node.state.images import Images
 from dtfm.node.state.update import pack
@@ -155,6 +156,8 @@ class StateStore:
 
     def __init__(self, images: Images | None = None) -> None:
         self.images = images or Images()
+        self.frozen = FrozenWeights()
+        """The run's, which are no state; peers may ask for the layers that this node has."""
         self._turn = threading.Lock()
         self._held = HeldState()
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
@@ -270,10 +273,13 @@ class StateStore:
 
     def donate(self, request: StateRequest) -> Donation:
         """The bucket's state as of the requested step, from the requested byte on, while it is held: its receiver takes part
-        in the next step.
+        in the next step. Or the layer's frozen weights.
 
         Raises LookupError, which names the held state instead.
         """
+        if request.frozen:
+            size, pieces = self.frozen.donate(request.bucket, request.offset)
+            return _header(Kind.STATE, request.generation, request.step, request.bucket, request.step, size), pieces
         with self._turn:
             if self._held.step != request.step:
                 raise LookupError(

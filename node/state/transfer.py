@@ -33,7 +33,7 @@ class Wanted:
 
     ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns an error in the
     whole, or "" if it is good. After an error the bucket is fetched again from another donor. ``shared``: the part that all
-    islands have the same.
+    islands have the same. ``frozen``: not a bucket's state, but the frozen weights of the layer of that number.
     """
 
     bucket: int
@@ -43,6 +43,7 @@ class Wanted:
     finish: Callable[[], str] = lambda: ""
     from_snapshot: bool = False
     shared: bool = False
+    frozen: bool = False
 
 
 async def fetch(
@@ -135,6 +136,7 @@ async def _fetch_one(
                 offset=come.have,
                 from_snapshot=wanted.from_snapshot,
                 shared=wanted.shared,
+                frozen=wanted.frozen,
             )
             try:
                 async with silence.bounded():
@@ -168,7 +170,8 @@ async def _fetch_one(
                 problem = f"{donor.node} sent a frame that is refused: {error}"
             until = min(until, time.monotonic() + silence.patience)
         await asyncio.sleep(RETRY_SECONDS)
-    sentence = f"bucket {wanted.bucket} as of step {step} could not be fetched: {problem}"
+    what = f"frozen layer {wanted.bucket}" if wanted.frozen else f"bucket {wanted.bucket} as of step {step}"
+    sentence = f"{what} could not be fetched: {problem}"
     raise Lost(donors[-1].node, sentence) if donors else ValueError(sentence)
 
 

@@ -16,9 +16,10 @@ from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of, read_plan
-from dtfm.node.model.precision import compute_dtype, run_dtype
+from dtfm.node.model.precision import run_dtype
 from dtfm.node.model.stage import Stage, home_of
 from dtfm.node.state.digests import StateDigests
+from dtfm.node.state.frozen_layers import hold_frozen
 from dtfm.node.state.images import FREE_MEMORY_FRACTION
 from dtfm.node.state.making_room import make_room
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage, take_inventory
@@ -189,7 +190,8 @@ class Adoption:
         # Until the generation begins, this node still donates what it held before, and still has it if it never does.
         self._hold(assignment.step, {**generation.stage.buckets, **self._store.held.buckets})
         progress, codecs = generation.progress.report(placement), generation.codecs.report
-        ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
+        frozen = [wire.FrozenLayer(layer=n, digest=d) for n, d in loaded.model.frozen.digests(first, past_last)]
+        ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs, frozen=frozen)
         self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
 
     def _drop_other_history(self, assignment: wire.Assignment, rounds: Rounds) -> None:
@@ -268,9 +270,9 @@ def set_up(
         if progress is None:
             earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs
     if stage is None:
-        if frozen := loaded.model.frozen:
+        if loaded.model.frozen:
             # Called off, it goes on in its thread: what it has read stays.
-            wait(asyncio.to_thread(frozen.load, *placement.layers, compute_dtype(loaded.run)))
+            wait(hold_frozen(loaded, placement.layers, assignment.frozen, assignment.peers))
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     if placement.rounds.at_rest(assignment.step):
         for bucket in stage.buckets.values():

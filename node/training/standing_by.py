@@ -10,7 +10,7 @@ from dtfm.node.data.holding import Holding
 from dtfm.node.host.device import free_memory
 from dtfm.node.model.bucket import HOST
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.precision import compute_dtype
+from dtfm.node.state.frozen_layers import hold_frozen
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.protos.control_pb2 import NodeMessage, Standby
 
@@ -37,7 +37,7 @@ class StandingBy:
         self.wanted = wanted
         if wanted.past_last_layer and (run := loaded()) is not None:
             await self._hold_data(run, wanted.first_layer, wanted.past_last_layer)
-            await _hold_frozen(run, wanted.first_layer, wanted.past_last_layer)
+            await _hold_frozen(run, wanted)
             if self.wanted is not wanted:
                 return  # a later request has come since
         run = loaded()
@@ -55,10 +55,10 @@ class StandingBy:
                 log.error("%s", problem)
 
 
-async def _hold_frozen(loaded: LoadedRun, first: int, past_last: int) -> None:
+async def _hold_frozen(loaded: LoadedRun, wanted: Standby) -> None:
     """Before this node gets these layers: it has their frozen weights in the host's memory, as far as there is room."""
-    frozen, dtype = loaded.model.frozen, compute_dtype(loaded.run)
+    layers = wanted.first_layer, wanted.past_last_layer
     try:
-        await asyncio.to_thread(frozen.load, first, past_last, dtype, int(FROZEN_EARLY * free_memory(HOST)))
+        await hold_frozen(loaded, layers, wanted.frozen, wanted.peers, int(FROZEN_EARLY * free_memory(HOST)))
     except Exception as problem:  # it is read again when the plan is adopted
         log.error("%s", problem)

@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from dtfm.protos.weights_fingerprint import PIECE_BYTES
 from tests.cluster.launch import Cluster
 from tests.cluster.plain import plain_adapter
 from tests.cluster.runs import held_out_loss, losses_alone, run_at, run_file
@@ -152,6 +153,29 @@ def test_a_node_is_killed_and_another_joins(tmp_path: Path, adapter: str) -> Non
     assert newcomer.errors.index("frozen parameters of layers 0-4") < newcomer.errors.index("buckets are taken over")
     assert_same(cluster)
     assert sorted(cluster.of("plan_adopted")[-1]["plan"]["stages"][0]["replicas"]) == ["newcomer", "stays"]
+
+
+@pytest.mark.soak
+def test_a_newcomer_gets_frozen_weights_from_the_others(tmp_path: Path) -> None:
+    """Their source still answers requests for descriptions and for pieces of tensors, but for no whole ones."""
+    folder = publish(tmp_path / "published")
+    with web(folder) as source:
+        text = adapter_run(run_file(stages=[2], steps=5000, precision="fp32"), source.address)
+        with Cluster(tmp_path, text, nodes=("stays", "dies")) as cluster:
+            cluster.wait_for("step_committed", where=lambda e: e["step"] == 3)
+            source.longest = PIECE_BYTES
+            cluster.nodes["dies"].send(signal.SIGKILL)
+            newcomer = cluster.add("newcomer", environment={"XDG_CACHE_HOME": str(tmp_path / "another machine")})
+            cluster.wait_for("plan_started", where=lambda e: e["generation"] == 3, timeout=200)
+            started = len(cluster.events)
+            cluster.wait_for("step_committed", after=started)
+            assert cluster.coordinator is not None
+            cluster.coordinator.send(signal.SIGINT)
+            assert cluster.finish(timeout=500) == 1
+        assert "got the frozen weights of layer 1 from stays" in newcomer.errors
+    cluster.run_file.write_text(text.replace(source.address, str(folder)))  # a plain process reads it from there
+    committed = [e["loss"] for e in cluster.log() if e["event"] == "step_committed"]
+    assert committed == pytest.approx(losses_alone(cluster.run_file, steps=len(committed)), rel=0, abs=1e-6)
 
 
 @pytest.mark.soak

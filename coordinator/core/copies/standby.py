@@ -13,6 +13,7 @@ from dtfm.coordinator.core.copies.availability import (
     standbys_of,
     step_of,
 )
+from dtfm.coordinator.core.copies.frozen_layers import offered
 from dtfm.coordinator.core.copies.keeping_up import joining
 from dtfm.coordinator.core.copies.wanted_standbys import copied_bytes, lacking, wanted_standbys
 from dtfm.coordinator.core.givers import Givers
@@ -145,6 +146,8 @@ def _copy_patience(state: State, node: str, layers: Layers, donors: Givers, *, j
 
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:
     members, training = state.ledger.members, state.ledger.training
+    frozen = [*offered(state, *layers)]
+    giving = {name for names in donors for name in names} | {name for each in frozen for name in each.nodes}
     return wire.Standby(
         rounds=asdict(state.rounds),
         trained_before=training.trained(training.moments_began(training.in_force.stages[0].island)),
@@ -152,8 +155,6 @@ def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.
         first_layer=layers[0],
         past_last_layer=layers[1],
         donors=[wire.Assignment.Donors(nodes=names) for names in donors],
-        peers=[
-            wire.Peer(node=name, candidates=members[name].candidates)
-            for name in sorted({name for names in donors for name in names})
-        ],
+        peers=[wire.Peer(node=name, candidates=members[name].candidates) for name in sorted(giving & members.keys())],
+        frozen=frozen,
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-from dtfm.coordinator.core.copies import disks, snapshot, standby
+from dtfm.coordinator.core.copies import disks, frozen_layers, snapshot, standby
 from dtfm.coordinator.core.copies.availability import Kind
 from dtfm.coordinator.core.copies.lost_state import resume_point
 from dtfm.coordinator.core.ending import conclude
@@ -102,7 +102,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     deadline = transition.now + READY_LEASES * transition.state.lease + BESIDE * STEP_FACTOR * longest
     named = givers(ledger, ledger.ready)
     transition.enter(Switching(frozenset(plan.nodes), deadline, transition.now, states=known, givers=named))
-    for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
+    source, frozen = snapshot.source(transition.state), [*frozen_layers.offered(transition.state)]
+    for node, message in assignments(ledger, reason, ledger.ready, named, source, frozen):
         transition.send([node], message)
 
 

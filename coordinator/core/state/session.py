@@ -74,6 +74,8 @@ class Session:
     """When it last reported a new timing of its device."""
     told_idle: str = ""
     """The last explanation that it got of why it is idle."""
+    frozen: Mapping[int, str] = field(default_factory=dict)
+    """By layer, the digest (hex) of the frozen weights that it holds, as of the last plan that it was ready for."""
     work: Work | None = None
     """What its heartbeats say of its work; None: nothing."""
 

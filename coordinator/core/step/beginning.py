@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import same_state
+from dtfm.coordinator.core.copies import frozen_layers, same_state
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.plan import drift
@@ -36,6 +36,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     plan = ledger.training.in_force
     check_progress(ready.progress, plan, node)
     codecs = check_codecs(ready.codecs, plan, node, run.network)
+    frozen_layers.told(transition, node, ready.frozen)
     phase = replace(
         phase,
         awaiting=phase.awaiting - {node},

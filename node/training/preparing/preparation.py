@@ -113,6 +113,7 @@ class Preparation:
             does = self._equipment.progress.does
             model, data = read_run(run, allowed, self._equipment.tokens, agreed, does)
             model.keep_frozen_in(self._equipment.frozen, run.seed, dialler.identity.authority)
+            self._equipment.store.frozen = model.frozen
             does(Doing.COMPILING)
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
                 with long_part("compiling the kernels, which are kept for the next start"):

@@ -26,6 +26,7 @@ PARTS = {
     "scales": torch.linspace(0, 1, 4, dtype=torch.bfloat16),
     "mean": torch.tensor(0.25),
 }
+DIGEST = digest_of(PARTS)
 SIZE = sum(part.nbytes for part in PARTS.values())
 Usage = namedtuple("Usage", "total used free")
 
@@ -39,12 +40,12 @@ def begun(root: Path, model: bytes = b"a model", wanted: int = SIZE) -> FrozenCa
 def kept(root: Path, model: bytes = b"a model", name: str = NAME) -> FrozenCache:
     cache = begun(root, model)
     with cache.turn(name, lambda: True):
-        cache.keep(name, PARTS)
+        cache.keep(name, PARTS, DIGEST)
     return cache
 
 
 def found(cache: FrozenCache, name: str = NAME) -> Mapping[str, torch.Tensor] | None:
-    return cache.find(name, lambda parts: parts)
+    return cache.find(name, lambda parts, digest: parts if digest == digest_of(parts) else None)
 
 
 def folders(root: Path) -> int:
@@ -111,12 +112,12 @@ def test_a_damaged_file_is_not_used_and_is_said_once(
     (line,) = caplog.messages
     assert line.startswith(f"{path} is damaged (")
     assert line.endswith("its parameter comes from the source")
-    cache.keep(NAME, PARTS)
+    cache.keep(NAME, PARTS, DIGEST)
     assert found(cache) is not None
 
 
 def test_a_file_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
-    def refuse(parts: Mapping[str, torch.Tensor]) -> None:
+    def refuse(parts: Mapping[str, torch.Tensor], digest: bytes) -> None:
         raise ValueError("other shapes")
 
     assert kept(tmp_path).find(NAME, refuse) is None
@@ -131,14 +132,14 @@ def test_one_thread_at_a_time_reads_a_parameter(tmp_path: Path) -> None:
             at_work.set()
             if found(cache) is None:
                 reads.append("from the source")
-                cache.keep(NAME, PARTS)
+                cache.keep(NAME, PARTS, DIGEST)
 
     with first.turn(NAME, lambda: True):
         other = threading.Thread(target=read, args=(second,))
         other.start()
         assert not at_work.wait(0.2)
         with first.turn("another", lambda: True):
-            first.keep(NAME, PARTS)
+            first.keep(NAME, PARTS, DIGEST)
     other.join()
     assert at_work.is_set()
     assert not reads
@@ -160,7 +161,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     path.unlink()
     left = path.with_name(f"{path.stem}-abcd.part")
     left.write_bytes(b"half")
-    cache.keep(NAME, PARTS)
+    cache.keep(NAME, PARTS, DIGEST)
     assert found(cache) is not None
     assert not left.exists()
 
@@ -211,12 +212,12 @@ def test_it_takes_no_more_of_the_disk_than_it_leaves_free(
     cache = begun(tmp_path)
     with caplog.at_level(logging.WARNING):
         for name in ("first", "second"):
-            cache.keep(name, PARTS)
+            cache.keep(name, PARTS, DIGEST)
     assert caplog.messages == [f"no more frozen weights are kept in {tmp_path}: its disk has too little free space"]
     assert not list(tmp_path.glob("*/*.safetensors"))
     free_space(monkeypatch, 2 * SIZE)
     cache.begin({NAME: SIZE})
-    cache.keep(NAME, PARTS)
+    cache.keep(NAME, PARTS, DIGEST)
     assert found(cache) is not None
 
 
@@ -229,7 +230,7 @@ def test_other_models_make_room_if_it_is_short(tmp_path: Path, monkeypatch: pyte
     free_space(monkeypatch, 2 * SIZE + each)
     cache = begun(tmp_path)
     assert [folder.exists() for folder in of_others] == [False, True]
-    cache.keep(NAME, PARTS)
+    cache.keep(NAME, PARTS, DIGEST)
     assert found(cache) is not None
 
 
@@ -243,7 +244,7 @@ def test_a_full_disk_is_only_said(
     monkeypatch.setattr(frozen_cache, "save_file", full)
     with caplog.at_level(logging.WARNING):
         for name in ("first", "second"):
-            cache.keep(name, PARTS)
+            cache.keep(name, PARTS, DIGEST)
     assert caplog.messages == [f"no more frozen weights are kept in {tmp_path}: [Errno 28] No space left on device"]
     assert not [each for each in tmp_path.glob("*/*") if each.suffix in (".part", ".safetensors")]
 
@@ -255,6 +256,6 @@ def test_a_folder_that_cannot_be_used_is_only_said(tmp_path: Path, caplog: pytes
         cache = begun(root)
         with cache.turn(NAME, lambda: True):
             assert found(cache) is None
-            cache.keep(NAME, PARTS)
+            cache.keep(NAME, PARTS, DIGEST)
     (line,) = caplog.messages
     assert line.startswith("frozen weights are not kept on this machine's disk: cannot lock ")
