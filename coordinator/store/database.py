@@ -112,7 +112,8 @@ def explained(name: str) -> Iterator[None]:
 
 
 def _is_away(cause: BaseException, text: str) -> bool:
-    if state := getattr(cause, "sqlstate", None):
+    state: str | None = getattr(cause, "sqlstate", None)
+    if state is not None:
         return state.startswith(_STATES_AWAY) and state != _DROPPED
     full = getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return full or any(part in text for part in _AWAY)

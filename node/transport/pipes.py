@@ -63,9 +63,9 @@ def served_pipe(
     return Pipe(read, lambda data: context.write(data), closed.set), closed
 
 
-def read_ahead(pipe: Pipe) -> tuple[Pipe, asyncio.Task[bytes]]:
+def read_ahead(pipe: Pipe) -> tuple[Pipe, asyncio.Future[bytes]]:
     """The pipe, and its first bytes, which are read from now on: they come from the pipe as well."""
-    first = asyncio.create_task(pipe.read())
+    first = asyncio.ensure_future(pipe.read())
     unread = [first]
 
     async def read() -> bytes:

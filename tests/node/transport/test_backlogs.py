@@ -58,7 +58,7 @@ async def test_each_key_has_its_own(behind: tuple[Backlogs, list[Source]]) -> No
 
 async def test_what_has_caught_up_does_not_count(behind: tuple[Backlogs, list[Source]]) -> None:
     backlogs, sources = behind
-    reading = asyncio.create_task(sources[0].pipe.read())
+    reading = asyncio.ensure_future(sources[0].pipe.read())
     await asyncio.sleep(2 * SHORT_SECONDS)
     sources[0].put.put_nowait(b"late")
     assert await reading == b"late"
