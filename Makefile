@@ -23,7 +23,7 @@ TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --pro
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel templates test docker-test soak pythons lint proto bench gpu clean
+.PHONY: help setup demo wheel templates test test-together test-alone docker-test soak pythons lint proto bench gpu clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -64,8 +64,15 @@ templates:  ## The files for Vast, RunPod, SkyPilot and dstack with your image i
 # Many tests start processes that mostly wait for each other: three tests share two cores well. Those of tests/wan emulate links and
 # measure them, so nothing runs beside them, except where links have no speed of their own.
 ALONE := $(filter-out $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py),$(wildcard tests/wan/test_*.py))
-test: lint  ## Lint, then all tests
+# Lint takes the first minutes of a core.
+test: $(READY)  ## Lint, and all tests
+	@$(MAKE) --no-print-directory -j 2 lint test-together
+	@$(MAKE) --no-print-directory test-alone
+
+test-together: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 $(ALONE:%=--ignore=%)
+
+test-alone: $(READY)
 	$(BIN)/python -m pytest --durations=15 $(ALONE)
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
