@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -20,7 +22,9 @@ FINITE = (
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38)
 """Values that no scale can represent. The last is finite, but rounds up to infinity as a bfloat16."""
 
-SIZES = st.one_of(st.integers(0, 700), st.sampled_from([0, 1, 63, 64, 65, 128, 255, 256, 257, 512, 1024]))
+SIZES = st.one_of(
+    st.integers(0, 700), st.sampled_from([0, 1, 63, 64, 65, 128, 255, 256, 257, 512, 1024, 4095, 4096, 4097, 8200])
+)
 
 
 @st.composite
@@ -34,6 +38,20 @@ def float32(draw: st.DrawFn, special: tuple[float, ...] = FINITE) -> NDArray[np.
     for place in draw(st.lists(st.integers(0, size - 1), max_size=8)) if size else []:
         x[place] = draw(st.sampled_from(special))
     return x
+
+
+def arrays_to_choose_from() -> Iterator[NDArray[np.float32]]:
+    """Arrays in which it is hard to say which elements are the largest: equal magnitudes, hardly any but 0, and large ones that
+    are all in a few columns, for rows of any length."""
+    noise = np.random.default_rng(0)
+    size = 2 * 4096 + 300
+    yield np.full(size, -2.0, np.float32)
+    for levels in (2, 5, 40):
+        yield noise.integers(-levels, levels, size, endpoint=True).astype(np.float32)
+    for density in (0.001, 0.01, 0.05):
+        yield (noise.standard_normal(size) * (noise.random(size) < density)).astype(np.float32)
+    for row, columns in ((32, 7), (32, 9), (512, 60), (512, 70)):
+        yield (noise.standard_normal(size) * np.where(np.arange(size) % row < columns, 1000, 1)).astype(np.float32)
 
 
 def any_bytes(codec: Codec, elements: int, seed: int, tame: bool) -> NDArray[np.uint8]:

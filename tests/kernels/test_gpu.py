@@ -13,7 +13,7 @@ from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encode_with_feedba
 from dtfm.kernels.digest import digest
 from dtfm.kernels.memory import Memory
 from tests.kernels import reference
-from tests.kernels.arrays import FINITE, NOT_FINITE, float32
+from tests.kernels.arrays import FINITE, NOT_FINITE, arrays_to_choose_from, float32
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,6 +55,12 @@ def test_encodes_as_the_reference_or_falls_back_to_raw16(codec: Codec, x: NDArra
     expected = reference.encode(codec, x)
     assert encoded.codec is (codec if expected is not None else Codec.RAW16)
     assert bytes(encoded.data) == (expected if expected is not None else reference.encode(Codec.RAW16, x))
+
+
+@each_codec
+def test_encodes_as_the_reference_where_it_is_hard_to_choose(codec: Codec) -> None:
+    for x in arrays_to_choose_from():
+        assert bytes(encode(codec, on_gpu(x)).data) == reference.encode(codec, x)
 
 
 @each_codec
