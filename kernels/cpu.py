@@ -1,5 +1,5 @@
 """The codecs on a CPU: one pass over memory per call, compiled by Numba (compiling.py), equal to tests/kernels/reference.py bit
-for bit. The loops of TOPK: cpu_topk.py.
+for bit. The sparse codecs' loops: cpu_topk.py and cpu_top64.py.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dtfm.kernels.compiling import (
     u16,
     u16_in,
 )
+from dtfm.kernels.cpu_top64 import decode_top64, encode_top64
 from dtfm.kernels.cpu_topk import decode_topk, encode_topk
 from dtfm.kernels.layout import BLOCKS, Codec, check
 
@@ -200,9 +201,11 @@ _ENCODE: dict[Codec, Any] = {
     Codec.I8B256: _encode_i8,
     Codec.I4B64: _encode_i4,
     Codec.TOPK: encode_topk,
+    Codec.TOP64: encode_top64,
 }
 _DECODE: dict[Codec, Any] = {
     Codec.I8B256: _decode_i8,
     Codec.I4B64: _decode_i4,
     Codec.TOPK: decode_topk,
+    Codec.TOP64: decode_top64,
 }

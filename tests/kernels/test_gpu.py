@@ -25,7 +25,7 @@ pytestmark = [
 GPU = torch.device("cuda", 0)
 MANY = 10_000_019  # a prime: no block, tile or thread block is full at its end
 CYCLES = 500_000_000  # a few tenths of a second
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK, Codec.TOP64]
 each_codec = pytest.mark.parametrize("codec", list(Codec))
 each_quantising = pytest.mark.parametrize("codec", QUANTISING)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -149,9 +149,10 @@ def test_pinned_memory_is_used_again_once_nothing_refers_to_it(codec: Codec) -> 
         assert address(encode(codec, x).data) in addresses
 
 
-def test_feedback_stays_on_the_gpu() -> None:
+@pytest.mark.parametrize("codec", [Codec.TOPK, Codec.TOP64])
+def test_feedback_stays_on_the_gpu(codec: Codec) -> None:
     x = torch.linspace(-1, 1, 5000)
-    here, there = encode_with_feedback(Codec.TOPK, x, None), encode_with_feedback(Codec.TOPK, x.to(GPU), None)
+    here, there = encode_with_feedback(codec, x, None), encode_with_feedback(codec, x.to(GPU), None)
     assert there[1].device == GPU
     assert bytes(here[0].data) == bytes(there[0].data)
     assert torch.equal(here[1], there[1].cpu())

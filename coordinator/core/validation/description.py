@@ -221,7 +221,7 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     )
 
 
-BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
+BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625, "top64": 0.1640625}
 """Bits per element by codec (kernels/layout.py). If "auto" takes a gentler codec, the transfer hides under compute."""
 
 
