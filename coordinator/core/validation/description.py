@@ -244,7 +244,7 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),
-        exchanged_with_all=network.exchange == "topk",
+        exchanged_with_all=network.exchanges_sparsely,
         momentum_bytes_per_parameter_byte=float(run.train.has_momentum),
         tries_outer_steps=run.train.outer_rate == "auto",
     )
