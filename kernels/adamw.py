@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from dtfm.kernels.cpu import compiled
+from dtfm.kernels.compiling import compiled
 
 Floats = NDArray[np.floating]
 

@@ -53,7 +53,7 @@ def encoded_bytes(codec: Codec, elements: int, dtype: torch.dtype) -> int:
     if codec is Codec.RAW16:
         return 2 * elements
     layout = BLOCKS[codec]
-    return layout.count(elements) * (layout.value_bytes + 2)
+    return layout.count(elements) * layout.block_bytes
 
 
 def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:

@@ -1,4 +1,4 @@
-"""The codecs and BLAKE3 on a GPU: codecs.cu and digest.cu, compiled and cached by CuPy on first use. The codecs equal
+"""The codecs and BLAKE3 on a GPU: codecs.cu, sparse.cu and digest.cu, compiled and cached by CuPy on first use. The codecs equal
 tests/kernels/reference.py bit for bit.
 
 Memory is torch's: CuPy allocates nothing, and torch's allocator hands out freed memory again. Everything runs on torch's
@@ -16,13 +16,13 @@ import cupy
 import numpy as np
 import torch
 
-from dtfm.kernels.layout import Codec, check
+from dtfm.kernels.layout import BLOCKS, Codec, check
 from dtfm.kernels.transfer import to_device, to_host
 
-# As in codecs.cu and digest.cu.
+# As in the files that are compiled.
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-_THREADS = 256
-_ELEMENTS = 8 * _THREADS  # per thread block
+_THREADS, _WARPS = 256, 8  # per thread block
+_TILE = 256  # elements per warp, or a block of a codec if that is larger
 CHUNK_BYTES = 1024
 _VALUE_BYTES = 32
 
@@ -37,7 +37,7 @@ def prepare(device: torch.device) -> None:
     with cupy.cuda.Device(device.index):
         for codec, direction, kind in itertools.product(Codec, ("encode", "decode"), _TYPES.values()):
             if codec is not Codec.OFF:
-                _kernel("codecs.cu", _name(codec, direction, kind))
+                _kernel(_file(codec), _name(codec, direction, kind))
         for name in ("chunk_values", "parent_values"):
             _kernel("digest.cu", name)
 
@@ -120,7 +120,8 @@ def _reduced(values: torch.Tensor, count: int, *, is_all: bool) -> torch.Tensor:
 
 def _launch_codec(codec: Codec, direction: str, elements: torch.Tensor, *arguments: torch.Tensor | int) -> None:
     name = _name(codec, direction, _TYPES[elements.dtype])
-    _launch("codecs.cu", name, -(-elements.numel() // _ELEMENTS), *arguments)
+    tile = max(_TILE, BLOCKS[codec].block) if codec in BLOCKS else _TILE
+    _launch(_file(codec), name, -(-elements.numel() // (_WARPS * tile)), *arguments)
 
 
 def _launch(file: str, name: str, thread_blocks: int, *arguments: torch.Tensor | int) -> None:
@@ -128,6 +129,10 @@ def _launch(file: str, name: str, thread_blocks: int, *arguments: torch.Tensor |
     words = tuple(np.uint64(a.data_ptr() if isinstance(a, torch.Tensor) else a) for a in arguments)
     with cupy.cuda.Device(device.index), cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)):
         _kernel(file, name)((thread_blocks,), (_THREADS,), words)
+
+
+def _file(codec: Codec) -> str:
+    return "sparse.cu" if codec.sparse else "codecs.cu"
 
 
 def _name(codec: Codec, direction: str, kind: str) -> str:
@@ -141,5 +146,6 @@ def _kernel(file: str, name: str) -> Any:
 
 @functools.cache
 def _module(file: str) -> Any:
-    source = resources.files("dtfm.kernels").joinpath(file).read_text(encoding="utf-8")
+    texts = (file,) if file == "digest.cu" else ("elements.cu", file)
+    source = "".join(resources.files("dtfm.kernels").joinpath(text).read_text(encoding="utf-8") for text in texts)
     return cupy.RawModule(code=source, options=("-std=c++17",))

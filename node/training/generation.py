@@ -84,7 +84,9 @@ class Generation:
         self._flops = hardware.flops
         self._bandwidth = dict(bandwidth)
         on_device, on_host = stage.state_bytes
-        if placement.rounds.count and loaded.run.network.exchange == "topk":  # the elements left out, of two exchanges
+        if (
+            placement.rounds.count and codec_named(loaded.run.network.exchange).sparse
+        ):  # the elements left out, of two exchanges
             on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
         if placement.rounds.count and not loaded.run.train.outer_rate:  # the own parameters, while others are tried
             on_host += sum(bucket.parameters.nbytes for bucket in stage.buckets.values())

@@ -85,7 +85,8 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
     codec = encoded_with(header, elements, dtype)
     if header.kind is Kind.ORTHOGONAL and codec is not Codec.OFF:
         raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} under {codec.name.lower()}")
-    if codec.sparse and header.kind is not Kind.REDUCE:
+    is_sparse = expect.sparse and header.kind is Kind.REDUCE and expect.placement.rounds.exchanges(header.step)
+    if codec.sparse and not is_sparse:
         raise FrameError(
             FrameProblem.UNEXPECTED,
             f"{header.kind.name} {header.index} under {codec.name.lower()}, which is only for exchanges between islands",
@@ -114,7 +115,7 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         start, stop = group.piece(sizes.buckets[header.index], header.part)
         owner, to_all = group.owner(header.part), expect.sparse and exchanges
         is_mine = to_all or owner == placement.node
-        if stop == start or is_mine != (header.kind is Kind.REDUCE) or (header.codec == Codec.TOPK and not to_all):
+        if stop == start or is_mine != (header.kind is Kind.REDUCE):
             return (), 0
         adding = [group.members[rank] for rank in group.senders(header.part)] if to_all else group.members
         return tuple(n for n in adding if n != placement.node) if is_mine else (owner,), stop - start

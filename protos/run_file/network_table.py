@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -10,7 +10,9 @@ from dtfm.protos.run_file.table import Table
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
 
-ExchangeCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "topk"]
+SparseCodec = Literal["topk", "top64"]
+
+ExchangeCodec = Literal[Codec, SparseCodec]
 
 
 class Network(Table):
@@ -21,7 +23,8 @@ class Network(Table):
     - `"raw16"` rounds to bfloat16.
     - `"i8b256"` quantizes to 8 bits in blocks of 256.
     - `"i4b64"` quantizes to 4 bits in blocks of 64.
-    - `"topk"`, for `exchange` alone, sends the largest thirtieth of the elements. Most of the rest counts in later exchanges.
+    - `"topk"`, for `exchange` alone, sends the 8 largest of each 256 elements. Most of the rest counts in later exchanges.
+    - `"top64"`, for `exchange` alone, does so with the 64 largest of each 4,096 elements, in 2 bits.
     """
 
     compression: Codec = Field(default="auto", description="Codec of all tensors for which no own key is given.")
@@ -47,3 +50,8 @@ class Network(Table):
     @classmethod
     def _auto_is_known(cls, codec: ExchangeCodec) -> ExchangeCodec:
         return "i4b64" if codec == "auto" else codec
+
+    @property
+    def exchanges_sparsely(self) -> bool:
+        """Whether an island sends its largest changes alone, and those to all others."""
+        return self.exchange in get_args(SparseCodec)

@@ -106,18 +106,19 @@ class RunFile(Table):
                 'Muon\'s updates are not audited, and nobody bounds those that a stranger sends: set train.optimizer = "adamw", '
                 'or mode = "trusted" without audits'
             )
-        if has_rounds and network and network.exchange == "topk" and (trust.mode == "open" or trust.audits):
+        if has_rounds and network and network.exchanges_sparsely and (trust.mode == "open" or trust.audits):
             raise ValueError(
-                'exchanges cannot be audited with network.exchange = "topk", as each island adds what it left out of others, nor '
-                'bounded in mode "open": set another codec, like "i4b64"'
+                f'exchanges cannot be audited with network.exchange = "{network.exchange}", as each island adds what it left out '
+                'of others, nor bounded in mode "open": set another codec, like "i4b64"'
             )
         return trust
 
     @property
     def may_have_rounds(self) -> bool:
-        """Whether it can have any: each island has stages of its own, and under "topk" exchanges cannot be audited or bounded."""
+        """Whether it can have any: each island has stages of its own. Exchanges under a sparse codec cannot be audited or
+        bounded."""
         is_known = self.trust.mode == "trusted" and not self.trust.audits
-        return self.cluster.pinned is None and (is_known or self.network.exchange != "topk")
+        return self.cluster.pinned is None and (is_known or not self.network.exchanges_sparsely)
 
     @property
     def checkpoints(self) -> str:

@@ -1,6 +1,6 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
 [--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 i4b64:auto] [--batch-each]
-[--optimizer adamw muon]``.
+[--optimizer adamw muon] [--kept FILE]``.
 
 The model is trained once with an exchange after every step, like a run without rounds. Then it is trained once for each number
 of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum; "auto": each exchange tries some on
@@ -14,12 +14,15 @@ nothing about seconds. Multiply with the tokens per second that `plan` prints.
 With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that
 joins brought its own. A step of N islands then takes as long as a step of the first run, and trains N times as many tokens. The
 benchmark prints after how many steps it had the first run's last loss.
+
+With ``--kept`` each run's losses go into a file when it ends. The same command again begins with these, and trains the rest.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import statistics
 import sys
@@ -96,6 +99,36 @@ def held_out(
         left = steep_until(told[::2], run.train.warmup_steps // 2)
         print(f"seed {seed}: the loss leaves its steep start after step {left}", file=sys.stderr, flush=True)
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The losses of runs that have ended, in a file with a line for each; without a file, nothing is kept."""
+
+    file: Path | None
+
+    def find(self, *which: object) -> dict[int, float] | None:
+        """The losses of this run, if it has ended."""
+        if self.file is None or not self.file.exists():
+            return None
+        lines = map(json.loads, self.file.read_text().splitlines())
+        found = next((losses for run, losses in lines if run == [*map(str, which)]), None)
+        return None if found is None else {int(step): loss for step, loss in found.items()}
+
+    def add(self, losses: Mapping[int, float], *which: object) -> None:
+        if self.file is not None:
+            with self.file.open("a") as lines:
+                lines.write(json.dumps([[*map(str, which)], losses]) + "\n")
+
+
+def held_out_or_kept(
+    kept: Kept, way: Way, run_file: Path | None, seed: int, after: int, steps: int, device: torch.device
+) -> dict[int, float]:
+    """See held_out."""
+    which = way, run_file, seed, after, steps
+    if (losses := kept.find(*which)) is None:
+        kept.add(losses := held_out(*which, device), *which)
+    return losses
 
 
 def steep_until(losses: Sequence[float], warmup: int) -> int | None:
@@ -191,6 +224,7 @@ def main() -> int:
     parser.add_argument("--batch-each", action="store_true", help="each island has global_batch samples in a step")
     parser.add_argument("--optimizer", nargs="+", choices=("adamw", "muon"), default=["adamw"], help="train.optimizer")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="where ended runs are kept for the next time")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
     after, steps, whole = arguments.after, arguments.steps, arguments.after + arguments.steps
@@ -203,10 +237,13 @@ def main() -> int:
     ways = [replace(way, optimizer=each) for each in arguments.optimizer for way in ways]
     if arguments.batch_each:
         ways = [replace(way, batch=way.islands) for way in ways]
-    seeds = range(1, arguments.seeds + 1)
+    seeds, kept = range(1, arguments.seeds + 1), Kept(arguments.kept)
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
         running = [
-            [pool.submit(held_out, way, arguments.run, seed, after, steps, arguments.device) for seed in seeds]
+            [
+                pool.submit(held_out_or_kept, kept, way, arguments.run, seed, after, steps, arguments.device)
+                for seed in seeds
+            ]
             for way in ways
         ]
         found = []

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-from dtfm.kernels.codec import Codec, decode, encode
+from dtfm.kernels.codec import codec_named, decode, encode
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
 from dtfm.node.data.samples import evaluation_samples
@@ -102,7 +102,7 @@ def losses_of_islands(
     copies: dict[int, tuple[Any, Optimizer]] = {}
     anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
     momentum, loss = torch.zeros_like(anchor), 0.0
-    sums = SparseSums()
+    sums = SparseSums(run.network.exchange)
     for step in itertools.count(1):
         run, numbers = changed(run, changes.get(step, {})), shares(step)
         for island in numbers:
@@ -120,7 +120,7 @@ def losses_of_islands(
                 for island, (module, _) in copies.items()
             }
             codec = run.network.exchange if len(learnt) > 1 else "off"  # one island sends nothing
-            if codec == "topk":
+            if codec in ("topk", "top64"):
                 change = sums(learnt)
             else:
                 change = rounded(torch.stack([rounded(each, codec) for each in learnt.values()]).sum(0), codec)
@@ -244,7 +244,8 @@ class SparseSums:
     """Sums of several islands' changes. Each sends only the largest changes to all others, and keeps the rest for later
     calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: str) -> None:
+        self._codec = codec
         self._left_out: dict[int, torch.Tensor] = {}
 
     def __call__(self, changes: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -253,7 +254,7 @@ class SparseSums:
 
     def _sent(self, island: int, change: torch.Tensor) -> torch.Tensor:
         whole = change + 0.95 * self._left_out.get(island, 0.0)
-        encoded = encode(Codec.TOPK, whole)
+        encoded = encode(codec_named(self._codec), whole)
         arrived = decode(encoded.codec, encoded.data, whole.numel(), whole.dtype, whole.device)
         self._left_out[island] = whole - arrived
         return arrived

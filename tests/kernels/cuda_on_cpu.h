@@ -1,4 +1,4 @@
-// Enough of CUDA for g++ to compile codecs.cu and digest.cu, and to run their kernels: the 32 lanes of a warp are contexts of one
+// Enough of CUDA for g++ to compile the kernels' .cu files, and to run them: the 32 lanes of a warp are contexts of one
 // thread, which take turns. A lane runs until it exchanges something with its warp, then the next does. Lanes of a warp that meet
 // at different operations, or that wait for a lane that has returned, end the launch: on a GPU they would hang, or read nonsense.
 //
@@ -119,6 +119,7 @@ inline float __uint_as_float(unsigned bits) {
 }
 
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline int __float2int_rn(float x) {

@@ -16,10 +16,11 @@ HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 
 
 class RawModule:
-    """The compiled ``code``, built in ``folder``."""
+    """The compiled ``code``, built in ``folder``, which may hold others."""
 
     def __init__(self, folder: Path, code: str, options: tuple[str, ...]) -> None:
-        source, library = folder / "source.cpp", folder / "source.so"
+        built = len([*folder.glob("*.cpp")])
+        source, library = folder / f"{built}.cpp", folder / f"{built}.so"
         source.write_text(code, encoding="utf-8")
         flags = [
             *options,

@@ -23,6 +23,8 @@ def encode(codec: Codec, elements: Floats) -> bytes | None:
     layout = BLOCKS[codec]
     x = np.zeros((layout.count(elements.size), layout.block), np.float32)
     x.reshape(-1)[: elements.size] = elements
+    if codec is Codec.TOP64:
+        return _encode_top64(x)
     magnitude = np.max(x.view(np.uint32) & 0x7FFFFFFF, axis=1)
     places = None if layout.kept is None else _largest(x, layout.kept)
     if places is not None:
@@ -50,6 +52,8 @@ def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
         return _from_bf16(np.frombuffer(encoded, "<u2", elements))
     check(codec, np.frombuffer(encoded, np.uint8), elements)
     layout = BLOCKS[codec]
+    if codec is Codec.TOP64:
+        return _decode_top64(encoded, layout.count(elements)).reshape(-1)[:elements]
     count = layout.count(elements)
     packed = np.frombuffer(encoded, np.uint8, count * layout.value_bytes).reshape(count, layout.value_bytes)
     scales = np.frombuffer(encoded, "<u2", count, packed.size)
@@ -98,4 +102,52 @@ def _largest(x: Floats, kept: int) -> NDArray[np.uint8]:
 def _spread(values: Floats, places: NDArray[np.uint8], block: int) -> Floats:
     x = np.zeros((len(values), block), np.float32)
     np.put_along_axis(x, places.astype(np.intp), values, axis=1)
+    return x
+
+
+def _encode_top64(x: Floats) -> bytes | None:
+    """The bytes of the blocks [blocks, 4096]; None as for `encode`."""
+    slots, ends, scales = bytearray(), bytearray(), bytearray()
+    for block in x:
+        bits = block.view(np.uint32) & 0x7FFFFFFF
+        if np.any(bits >= 0x7F800000):
+            return None
+        places = np.argsort(-bits.astype(np.int64), kind="stable")[:64]
+        places = np.sort(places[bits[places] >= SMALLEST])
+        magnitudes, count = np.abs(block[places]), len(places)
+        is_large = magnitudes > _mean(magnitudes, np.full(count, fill_value=True))
+        kinds = [kind for kind in (~is_large, is_large) if kind.any()]
+        means = _bf16(np.array([_mean(magnitudes, kind) for kind in kinds] or [0], np.float32))
+        if np.any(means >= BF16_INFINITY):
+            return None
+        scales += np.broadcast_to(means, 2).tobytes()
+        of_block = places % 64 | is_large << 6 | (block[places] < 0).astype(np.int64) << 7
+        slots += bytes(of_block.tolist()) + bytes(64 - count)
+        code = [bit for group in range(64) for bit in (0,) * np.count_nonzero(places // 64 == group) + (1,)]
+        ends += np.packbits(np.array(code + [0] * (128 - len(code)), np.uint8), bitorder="little").tobytes()
+    return bytes(slots + ends + scales)
+
+
+def _mean(magnitudes: Floats, counted: NDArray[np.bool_]) -> np.float32:
+    rest = np.zeros(64, np.float32)
+    rest[: len(magnitudes)] = np.where(counted, magnitudes, np.float32(0)) * np.float32(1 / 64)
+    while len(rest) > 1:
+        rest = rest[: len(rest) // 2] + rest[len(rest) // 2 :]
+    return np.float32(rest[0] / np.float32(max(1, np.count_nonzero(counted)) / 64))
+
+
+def _decode_top64(encoded: bytes, count: int) -> Floats:
+    """The blocks [count, 4096]."""
+    x = np.zeros((count, 4096), np.float32)
+    slots, ends, scales = encoded[: 64 * count], encoded[64 * count : 80 * count], encoded[80 * count :]
+    values = _from_bf16(np.frombuffer(scales, "<u2")).reshape(count, 2)
+    for block in range(count):
+        group, of_block = 0, iter(slots[64 * block : 64 * block + 64])
+        for bit in np.unpackbits(np.frombuffer(ends, np.uint8, 16, 16 * block), bitorder="little"):
+            if bit:
+                group += 1
+            elif group < 64:
+                slot = next(of_block)
+                value = values[block, slot >> 6 & 1]
+                x[block, 64 * group + slot % 64] = -value if slot & 128 else value
     return x

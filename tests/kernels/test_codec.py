@@ -13,7 +13,7 @@ from dtfm.kernels.layout import BLOCKS
 from tests.kernels.arrays import float32
 
 CPU = torch.device("cpu")
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK, Codec.TOP64]
 each_codec = pytest.mark.parametrize("codec", list(Codec))
 each_dense = pytest.mark.parametrize("codec", [c for c in Codec if not c.sparse])
 each_quantising = pytest.mark.parametrize("codec", QUANTISING)
@@ -33,7 +33,7 @@ def largest_of_block(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("codec", "bits"),
-    [(Codec.RAW16, 16), (Codec.I8B256, 8.0625), (Codec.I4B64, 4.25), (Codec.TOPK, 0.5625)],
+    [(Codec.RAW16, 16), (Codec.I8B256, 8.0625), (Codec.I4B64, 4.25), (Codec.TOPK, 0.5625), (Codec.TOP64, 0.1640625)],
 )
 def test_bits_per_element(codec: Codec, bits: float) -> None:
     assert encoded_bytes(codec, 1 << 20, torch.float32) * 8 == bits * (1 << 20)
@@ -102,6 +102,28 @@ def test_topk_keeps_the_largest_to_half_a_level_and_nothing_else(x: NDArray[np.f
             assert np.all(np.abs(after - before)[above] <= bound[above])
 
 
+@given(x=float32())
+def test_top64_keeps_the_largest_with_their_signs_and_the_sum_of_their_magnitudes(x: NDArray[np.float32]) -> None:
+    y = there_and_back(Codec.TOP64, torch.from_numpy(x)).numpy().astype(np.float64)
+    for start in range(0, x.size, 4096):
+        before, after = x[start : start + 4096].astype(np.float64), y[start : start + 4096]
+        sent, far_from_zero = after != 0, np.abs(before) >= 2.0**-100
+        assert np.count_nonzero(sent) == min(64, np.count_nonzero(far_from_zero))
+        assert np.all(np.sign(after[sent]) == np.sign(before[sent]))
+        if sent.any():
+            assert np.abs(before[sent]).min() >= np.abs(before[~sent]).max(initial=0)
+            assert np.unique(np.abs(after[sent])).size <= 2
+            assert np.abs(after).sum() == pytest.approx(np.abs(before[sent]).sum(), rel=2**-8)
+
+
+def test_top64_of_normal_numbers_loses_little_of_what_it_sends() -> None:
+    """Two values for all 64: of the squared magnitudes it sends, less than a fiftieth is lost by rounding."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(1 << 18, np.float32))
+    y = there_and_back(Codec.TOP64, x)
+    sent = y != 0
+    assert (y - x)[sent].square().sum() < x[sent].square().sum() / 50
+
+
 @each_quantising
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_a_tensor_that_is_not_finite_is_sent_as_raw16_and_marked_so(codec: Codec, dtype: torch.dtype) -> None:
@@ -138,11 +160,43 @@ def test_places_that_do_not_increase_are_refused(places: list[int]) -> None:
         decode(Codec.TOPK, memoryview(data), 1000, torch.float32, CPU)
 
 
-def test_only_topk_is_not_for_activations() -> None:
-    assert [codec for codec in Codec if codec.sparse] == [Codec.TOPK]
+SLOTS, ENDS, SCALES = 0, 2 * 64, 2 * 80
+"""Where these begin among the bytes of two blocks of TOP64."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({SLOTS + 1: 0}, "1 of 2 blocks have places that do not increase"),
+        ({SLOTS + 64 + 5: 3}, "1 of 2 blocks have places that do not increase"),
+        ({ENDS + 8: 0xFE}, "1 of 2 blocks have a number of groups that no encoder writes, the first 63 instead of 64"),
+        ({ENDS: 0x01}, "1 of 2 blocks have a number of groups that no encoder writes, the first 65 instead of 64"),
+        ({ENDS + 16 + 1: 0xFE, ENDS + 16 + 9: 0x01}, "a slot without an element"),
+        ({SLOTS + 64 + 63: 1}, "a slot without an element"),
+        ({SCALES: 0, SCALES + 1: 0}, "a scale without elements"),
+        ({SCALES + 6: 0, SCALES + 7: 0}, "a scale without elements"),
+        ({SLOTS + 64 + 9: 10}, "there are places behind the last of 4106 elements"),
+        ({SCALES + 3: 0xFF}, "1 of 4 scales have bits that no encoder writes, the first 0xff80"),
+    ],
+)
+def test_bytes_that_top64_never_writes_are_refused(changes: dict[int, int], problem: str) -> None:
+    """Of the first block's 64 ones the places are 0 to 63, all in its first group; the second block has ten elements."""
+    data = bytearray(encode(Codec.TOP64, torch.ones(4106)).data)
+    assert data[SLOTS : SLOTS + 74] == bytes([*range(64), *range(10)])
+    assert data[ENDS : ENDS + 32] == b"\0" * 8 + b"\xff" * 8 + b"\x00\xfc" + b"\xff" * 7 + b"\x03" + b"\0" * 6
+    for at, byte in changes.items():
+        data[at] = byte
+    with pytest.raises(ValueError, match=problem):
+        decode(Codec.TOP64, memoryview(data), 4106, torch.float32, CPU)
+
+
+def test_sparse_codecs_are_not_for_activations() -> None:
+    assert [codec for codec in Codec if codec.sparse] == [Codec.TOPK, Codec.TOP64]
 
 
 def test_codecs_by_name() -> None:
     assert codec_named("i8b256") is Codec.I8B256
-    with pytest.raises(ValueError, match="there is no codec 'zip'; this version has off, raw16, i8b256, i4b64, topk"):
+    with pytest.raises(
+        ValueError, match="there is no codec 'zip'; this version has off, raw16, i8b256, i4b64, topk, top64"
+    ):
         codec_named("zip")

@@ -12,7 +12,7 @@ from dtfm.kernels import cpu
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import Codec
 from tests.kernels import reference
-from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, any_bytes, float32
+from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, any_bytes, arrays_to_choose_from, float32
 
 CODECS = [c for c in Codec if c is not Codec.OFF]
 each_codec = pytest.mark.parametrize("codec", CODECS)
@@ -44,6 +44,12 @@ def test_encodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
 def test_encodes_as_the_reference_at_the_borders(codec: Codec, value: float, elements: int) -> None:
     x = np.full(elements, value, np.float32)
     assert encoded(codec, x) == reference.encode(codec, x)
+
+
+@each_codec
+def test_encodes_as_the_reference_where_it_is_hard_to_choose(codec: Codec) -> None:
+    for x in arrays_to_choose_from():
+        assert encoded(codec, x) == reference.encode(codec, x)
 
 
 @each_codec

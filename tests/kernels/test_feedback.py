@@ -12,7 +12,7 @@ from dtfm.kernels.codec import KEPT, Codec, decode, encode_with_feedback
 from tests.kernels.arrays import float32
 
 CPU = torch.device("cpu")
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK, Codec.TOP64]
 
 
 @pytest.mark.parametrize("codec", QUANTISING)
@@ -25,18 +25,20 @@ def test_the_residual_is_the_input_minus_the_output(codec: Codec, x: NDArray[np.
     assert torch.equal(residual, (gradients + KEPT * carried) - received)
 
 
-def test_with_topk_all_elements_are_sent_in_time() -> None:
-    """Each exchange sends the 8 largest of a block's 256 elements. So constant changes all have their turn in 32 exchanges."""
+@pytest.mark.parametrize(("codec", "turn"), [(Codec.TOPK, 32), (Codec.TOP64, 64)])
+def test_all_elements_are_sent_in_time(codec: Codec, turn: int) -> None:
+    """Each exchange sends the largest of each ``turn`` elements. So constant changes all have their turn in about that many
+    exchanges."""
     changes, arrived = (
-        torch.from_numpy(np.random.default_rng(0).uniform(0.8, 1.0, 1000).astype(np.float32)),
-        torch.zeros(1000),
+        torch.from_numpy(np.random.default_rng(0).uniform(0.98, 1.0, 8192).astype(np.float32)),
+        torch.zeros(8192),
     )
     carried: torch.Tensor | None = None
-    for _ in range(64):
-        encoded, carried = encode_with_feedback(Codec.TOPK, changes, carried)
-        assert encoded.codec is Codec.TOPK
-        arrived += decode(encoded.codec, encoded.data, 1000, torch.float32, CPU)
-    assert arrived.count_nonzero() == 1000
+    for _ in range(2 * turn):
+        encoded, carried = encode_with_feedback(codec, changes, carried)
+        assert encoded.codec is codec
+        arrived += decode(encoded.codec, encoded.data, 8192, torch.float32, CPU)
+    assert arrived.count_nonzero() == 8192
 
 
 def test_a_step_that_is_not_finite_leaves_no_residual() -> None:

@@ -13,7 +13,7 @@ from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encode_with_feedba
 from dtfm.kernels.digest import digest
 from dtfm.kernels.memory import Memory
 from tests.kernels import reference
-from tests.kernels.arrays import FINITE, NOT_FINITE, float32
+from tests.kernels.arrays import FINITE, NOT_FINITE, arrays_to_choose_from, float32
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,7 @@ pytestmark = [
 GPU = torch.device("cuda", 0)
 MANY = 10_000_019  # a prime: no block, tile or thread block is full at its end
 CYCLES = 500_000_000  # a few tenths of a second
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK, Codec.TOP64]
 each_codec = pytest.mark.parametrize("codec", list(Codec))
 each_quantising = pytest.mark.parametrize("codec", QUANTISING)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -55,6 +55,12 @@ def test_encodes_as_the_reference_or_falls_back_to_raw16(codec: Codec, x: NDArra
     expected = reference.encode(codec, x)
     assert encoded.codec is (codec if expected is not None else Codec.RAW16)
     assert bytes(encoded.data) == (expected if expected is not None else reference.encode(Codec.RAW16, x))
+
+
+@each_codec
+def test_encodes_as_the_reference_where_it_is_hard_to_choose(codec: Codec) -> None:
+    for x in arrays_to_choose_from():
+        assert bytes(encode(codec, on_gpu(x)).data) == reference.encode(codec, x)
 
 
 @each_codec
@@ -143,9 +149,10 @@ def test_pinned_memory_is_used_again_once_nothing_refers_to_it(codec: Codec) -> 
         assert address(encode(codec, x).data) in addresses
 
 
-def test_feedback_stays_on_the_gpu() -> None:
+@pytest.mark.parametrize("codec", [Codec.TOPK, Codec.TOP64])
+def test_feedback_stays_on_the_gpu(codec: Codec) -> None:
     x = torch.linspace(-1, 1, 5000)
-    here, there = encode_with_feedback(Codec.TOPK, x, None), encode_with_feedback(Codec.TOPK, x.to(GPU), None)
+    here, there = encode_with_feedback(codec, x, None), encode_with_feedback(codec, x.to(GPU), None)
     assert there[1].device == GPU
     assert bytes(here[0].data) == bytes(there[0].data)
     assert torch.equal(here[1], there[1].cpu())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import Codec
 from tests.kernels import reference
-from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, any_bytes, float32
+from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, any_bytes, arrays_to_choose_from, float32
 from tests.kernels.cuda_on_cpu import cupy_without_gpu
 from tests.kernels.gpu_module import gpu_with
 
@@ -73,6 +73,12 @@ def test_encodes_as_the_reference_at_the_borders(gpu: ModuleType, codec: Codec, 
         assert encoded(gpu, codec, torch.from_numpy(x)) == reference.encode(codec, x), value
         x[0] = 2.0**-94
         assert encoded(gpu, codec, torch.from_numpy(x)) == reference.encode(codec, x), (x[0], value)
+
+
+@each_codec
+def test_encodes_as_the_reference_where_it_is_hard_to_choose(gpu: ModuleType, codec: Codec) -> None:
+    for x in arrays_to_choose_from():
+        assert encoded(gpu, codec, torch.from_numpy(x)) == reference.encode(codec, x)
 
 
 @each_native

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dtfm.kernels.layout import Codec
 from tests.kernels import reference
 
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK, Codec.TOP64]
 
 
 def array(*values: float) -> NDArray[np.float32]:
@@ -30,7 +30,8 @@ def scale_bits(data: bytes) -> int:
 
 
 def test_the_numbers_on_the_wire() -> None:
-    assert {c.name: c.value for c in Codec} == {"OFF": 0, "RAW16": 1, "I8B256": 2, "I4B64": 3, "TOPK": 5}
+    numbers = {"OFF": 0, "RAW16": 1, "I8B256": 2, "I4B64": 3, "TOPK": 5, "TOP64": 6}
+    assert {c.name: c.value for c in Codec} == numbers
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,31 @@ def test_topk_keeps_the_first_of_equal_magnitudes_whatever_their_signs() -> None
     assert list(data[8:16]) == [0, 1, 2, 3, 4, 5, 6, 200]
 
 
-@pytest.mark.parametrize("codec", [Codec.I8B256, Codec.I4B64, Codec.TOPK])
+def test_top64_slots_then_ends_of_groups_then_two_scales() -> None:
+    x = np.zeros(4200, np.float32)
+    x[[1, 63, 64, 4095]] = 1, -1, 3, -7  # their mean is 3
+    x[4196] = 2.0**-101
+    data = encoded(Codec.TOP64, x)
+    assert len(data) == 2 * (64 + 16 + 2 * 2)
+    assert data[:4] == bytes([1, 63 | 1 << 7, 0, 63 | 1 << 6 | 1 << 7])
+    assert not any(data[4:128])
+    assert data[128:144] == (0b1111_0100 | sum(1 << bit for bit in range(8, 66)) | 1 << 67).to_bytes(16, "little")
+    assert data[144:160] == ((1 << 64) - 1).to_bytes(16, "little")
+    assert data[160:] == np.array([0x3FD5, 0x40E0, 0, 0], "<u2").tobytes()  # 5/3, to the nearest of 8 bits, and 7
+    decoded = reference.decode(Codec.TOP64, data, 4200)
+    assert np.flatnonzero(decoded).tolist() == [1, 63, 64, 4095]
+    assert decoded[[1, 63, 64, 4095]].tolist() == [1.6640625, -1.6640625, 1.6640625, -7]
+
+
+def test_top64_keeps_64_and_the_first_of_equal_magnitudes_whatever_their_signs() -> None:
+    x = np.where(np.arange(4096) % 2, -1, 1).astype(np.float32)
+    x[4000] = 2
+    data = encoded(Codec.TOP64, x)
+    assert list(data[:64]) == [*(place | (place % 2) << 7 for place in range(63)), 4000 % 64 | 1 << 6]
+    assert data[80:] == np.array([0x3F80, 0x4000], "<u2").tobytes()
+
+
+@pytest.mark.parametrize("codec", QUANTISING)
 def test_blocks_under_2_to_the_minus_100_become_zero(codec: Codec) -> None:
     at, under = np.float32(2**-100), np.nextafter(np.float32(2**-100), np.float32(0))
     assert scale_bits(encoded(codec, array(float(at)))) == 0x0D80
@@ -130,6 +155,7 @@ GOLDEN = {
     Codec.I8B256: "51f662ef12a0a185",
     Codec.I4B64: "87bee11dada5000a",
     Codec.TOPK: "d7d3a781ea04beb0",
+    Codec.TOP64: "3cbfd55c1491bc34",
 }
 
 

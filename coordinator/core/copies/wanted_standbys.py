@@ -16,9 +16,9 @@ FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. Over slower
 links it is quicker to pause training for the state."""
 
-UPDATE = {"auto": 0.15, "i4b64": 0.15, "raw16": 0.5, "topk": 1 / 16}
-"""By codec of exchanges, the bytes to a standby per byte of the exchange's sum (node/state/update.py). Under topk, which keeps 8
-of 256 elements with their places, these are the bytes for each island."""
+UPDATE = {"auto": 0.15, "i4b64": 0.15, "raw16": 0.5, "topk": 1 / 16, "top64": 1 / 32}
+"""By codec of exchanges, the bytes to a standby per byte of the exchange's sum (node/state/update.py). Under a sparse codec these
+are the bytes for each island: the elements that it sends, 8 of 256 or 64 of 4,096, with their places."""
 
 MOST_IDLE_STANDBYS = 2
 """The number of idle nodes that become standbys of one stage. Each takes a part of its replicas' uplinks."""
@@ -157,8 +157,8 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * (rounds.length + 1)
     if rounds.count and (islands := len({*ledger.training.islands.values()})) > 1:
-        codec = state.run.network.exchange
-        share /= min(1.0, UPDATE.get(codec, 1.0) * (islands if codec == "topk" else 1))
+        network = state.run.network
+        share /= min(1.0, UPDATE.get(network.exchange, 1.0) * (islands if network.exchanges_sparsely else 1))
     if not ledger.training.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}

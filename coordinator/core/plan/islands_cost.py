@@ -30,7 +30,7 @@ PRIOR = 2
 def islands_cost(state: State, workload: Workload) -> float:
     """See Workload.islands_cost. 1 under a sparse codec, which does not send the mean change."""
     spreads = state.ledger.training.spreads
-    if not spreads or state.run.network.exchange == "topk":
+    if not spreads or state.run.network.exchanges_sparsely:
         return 1.0
     usual = replace(workload, islands_cost=1.0)
     seen = [

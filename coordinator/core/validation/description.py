@@ -221,7 +221,7 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     )
 
 
-BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
+BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625, "top64": 0.1640625}
 """Bits per element by codec (kernels/layout.py). If "auto" takes a gentler codec, the transfer hides under compute."""
 
 
@@ -244,7 +244,7 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),
-        exchanged_with_all=network.exchange == "topk",
+        exchanged_with_all=network.exchanges_sparsely,
         momentum_bytes_per_parameter_byte=float(run.train.has_momentum),
         tries_outer_steps=run.train.outer_rate == "auto",
     )

@@ -73,7 +73,7 @@ def started(run: Run, plan: Plan, rounds: Rounds = EVENLY) -> InProcess:
 
 @pytest.mark.parametrize(
     ("codec", "tolerance"),
-    [("off", 1e-9), *(pytest.param(codec, 1e-2, marks=pytest.mark.soak) for codec in ("i4b64", "topk"))],
+    [("off", 1e-9), *(pytest.param(codec, 1e-2, marks=pytest.mark.soak) for codec in ("i4b64", "topk", "top64"))],
 )
 def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     run: Run, codec: str, tolerance: float
@@ -202,10 +202,11 @@ def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) 
         assert nodes.train() == pytest.approx([*itertools.islice(alone, ROUNDS + 2)][-1], rel=1e-9, abs=0)
 
 
-def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
+@pytest.mark.parametrize("codec", [Codec.TOP64, pytest.param(Codec.TOPK, marks=pytest.mark.soak)])
+def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run, codec: Codec) -> None:
     """The exchange's changes, and the changes that all messages left out, add up to the islands' changes, and most of the
     earlier leftovers. Of an island, one holder sends."""
-    run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
+    run.network.exchange, run.train.outer_rate, run.train.outer_momentum = codec.name.lower(), 1.0, 0.0
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
     with started(run, plan) as nodes:
         for _ in range(2):
@@ -215,7 +216,7 @@ def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
             for generation in nodes.generations.values():
                 for index, bucket in generation.stage.buckets.items():
                     before[index] = bucket.shared[0].clone()
-                    share = generation.placement.share_in_exchange(index, Codec.TOPK)
+                    share = generation.placement.share_in_exchange(index, codec)
                     change = (before[index] - bucket.parameters) * share
                     learnt.setdefault(index, {})[generation.placement.island] = change
             carried = left_out(nodes)

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -124,18 +125,23 @@ def test_a_tensor_sent_again_with_another_codec_is_a_duplicate(at: Fixture) -> N
     assert at.problem("a1", other) is FrameProblem.DUPLICATE
 
 
-def under_topk(plain: Header) -> Header:
-    return replace(plain, codec=Codec.TOPK, total=encoded_bytes(Codec.TOPK, plain.elements, torch.float32))
+def under(codec: Codec, plain: Header) -> Header:
+    return replace(plain, codec=codec, total=encoded_bytes(codec, plain.elements, torch.float32))
 
 
+under_topk, under_top64 = partial(under, Codec.TOPK), partial(under, Codec.TOP64)
+each_sparse = pytest.mark.parametrize("sparsely", [under_topk, under_top64], ids=["topk", "top64"])
+
+
+@each_sparse
 @pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.EVALUATION, Kind.GRADIENT, Kind.REDUCE, Kind.GATHER])
-def test_sparse_codecs_are_only_for_exchanges(at: Fixture, kind: Kind) -> None:
+def test_sparse_codecs_are_only_for_exchanges(at: Fixture, kind: Kind, sparsely: Callable[[Header], Header]) -> None:
     source = {Kind.GRADIENT: "z", Kind.REDUCE: "other", Kind.GATHER: "other"}.get(kind, "a1")
     at_bucket = {
         Kind.REDUCE: {"index": 1, "elements": 512},
         Kind.GATHER: {"index": 1, "part": 1, "elements": BUCKET - 512},
     }
-    assert at.problem(source, under_topk(header(kind, **at_bucket.get(kind, {})))) is FrameProblem.UNEXPECTED
+    assert at.problem(source, sparsely(header(kind, **at_bucket.get(kind, {})))) is FrameProblem.UNEXPECTED
 
 
 def exchange(*, sparse: bool) -> Expectations:
@@ -160,7 +166,9 @@ def accepted(expect: Expectations, made: Callable[[Header], Header], kind: Kind)
 
 
 @pytest.mark.parametrize(
-    "made", [under_topk, lambda plain: plain], ids=["topk", "or where it cannot be encoded, as it is"]
+    "made",
+    [under_topk, under_top64, lambda plain: plain],
+    ids=["topk", "top64", "or where it cannot be encoded, as it is"],
 )
 def test_in_a_sparse_exchange_one_of_each_island_sends_a_piece_to_all(made: Callable[[Header], Header]) -> None:
     by_turns = {("a", 0), ("b", 1), ("mine", 1), ("a", 2), ("b", 3), ("mine", 3)}
@@ -168,21 +176,25 @@ def test_in_a_sparse_exchange_one_of_each_island_sends_a_piece_to_all(made: Call
     assert not accepted(exchange(sparse=True), made, Kind.GATHER)
 
 
-def test_in_another_exchange_each_piece_has_an_owner_and_no_codec_is_sparse() -> None:
+@each_sparse
+def test_in_another_exchange_each_piece_has_an_owner_and_no_codec_is_sparse(
+    sparsely: Callable[[Header], Header],
+) -> None:
     """Of the four pieces the first is "me"'s."""
     assert accepted(exchange(sparse=False), lambda plain: plain, Kind.REDUCE) == {("mine", 0), ("a", 0), ("b", 0)}
     assert accepted(exchange(sparse=False), lambda plain: plain, Kind.GATHER) == {("mine", 1), ("a", 2), ("b", 3)}
-    assert not accepted(exchange(sparse=False), under_topk, Kind.REDUCE)
+    assert not accepted(exchange(sparse=False), sparsely, Kind.REDUCE)
 
 
-def test_between_exchanges_no_codec_is_sparse_either() -> None:
+@each_sparse
+def test_between_exchanges_no_codec_is_sparse_either(sparsely: Callable[[Header], Header]) -> None:
     """Step 9 trains. "mine" sends its gradients of the piece that is "me"'s."""
     expect = exchange(sparse=True)
     start, stop = expect.placement.groups[0].piece(BUCKET, 0)
     plain = header(Kind.REDUCE, elements=stop - start, step=9)
     validate(expect, APPLIED + 1, "mine", plain)
     with pytest.raises(FrameError):
-        validate(expect, APPLIED + 1, "mine", under_topk(plain))
+        validate(expect, APPLIED + 1, "mine", sparsely(plain))
 
 
 def test_only_the_owner_of_a_matrix_sends_its_update_in_16_bits_and_under_no_codec() -> None:

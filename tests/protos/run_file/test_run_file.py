@@ -54,7 +54,9 @@ def test_defaults_follow_from_other_keys() -> None:
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.nodes == 4
     network = read('[network]\ncompression = "off"\nreduction = "i8b256"').network
     assert (network.activations, network.gradients, network.reduction) == ("off", "off", "i8b256")
-    assert read('[network]\nexchange = "topk"').network.exchange == "topk"
+    for codec in ("topk", "top64"):
+        network = read(f'[network]\nexchange = "{codec}"').network
+        assert (network.exchange, network.exchanges_sparsely) == (codec, True)
 
 
 def test_tokens_count_alike_in_conversations_unless_the_run_file_says_otherwise() -> None:
@@ -231,6 +233,10 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         (
             '[train]\nsteps = 8\nrounds = 3\n[network]\nexchange = "topk"\n[trust]\nmode = "open"',
             'set another codec, like "i4b64"',
+        ),
+        (
+            '[train]\nsteps = 8\nrounds = 3\n[network]\nexchange = "top64"\n[trust]\naudit_rate = 0.5',
+            'exchanges cannot be audited with network.exchange = "top64"',
         ),
         (
             '[checkpoint]\nuri = "s4://bucket"',

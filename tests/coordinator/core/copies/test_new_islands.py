@@ -105,7 +105,9 @@ def test_a_link_must_carry_an_exchanges_sum_in_half_a_round(bandwidth: float, co
     assert ("standby" in world.kinds_to("c")) == copies
 
 
-@pytest.mark.parametrize(("codec", "copies"), [("topk", True), ("i4b64", True), ("i8b256", False), ("off", False)])
+@pytest.mark.parametrize(
+    ("codec", "copies"), [("topk", True), ("top64", True), ("i4b64", True), ("i8b256", False), ("off", False)]
+)
 def test_a_link_carries_the_bytes_of_a_sum_under_its_codec(codec: str, copies: bool) -> None:
     world = islands("a", "b", "c", network={"exchange": codec})
     world.now += 1.0

@@ -56,8 +56,9 @@ def test_the_planner_takes_the_tokens_that_the_run_has_shown() -> None:
     assert needed - 1 == pytest.approx((2 * (usual - 1) + REMEMBERED * (shown - 1)) / (2 + REMEMBERED))
 
 
-def test_under_a_sparse_codec_nothing_is_known() -> None:
-    assert islands_cost(after(Spread(8, 30.0, 0.0), network={"exchange": "topk"}), SMALL) == 1
+@pytest.mark.parametrize("codec", ["topk", "top64"])
+def test_under_a_sparse_codec_nothing_is_known(codec: str) -> None:
+    assert islands_cost(after(Spread(8, 30.0, 0.0), network={"exchange": codec}), SMALL) == 1
 
 
 def test_an_exchange_logs_how_far_its_islands_changes_were_and_the_next_plan_counts_it() -> None:

@@ -17,9 +17,12 @@ from dtfm.coordinator.log.members import Member
 from dtfm.coordinator.log.reach import Carried
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.scheduler.cost.exchange import exchange_seconds
 from dtfm.scheduler.model.cluster import Line
+from dtfm.scheduler.model.plan import Plan, Stage, joined
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.coordinator.ledgers import altered
+from tests.scheduler.clusters import even_workload, uniform_cluster
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,31 @@ def test_a_byte_counts_for_what_its_own_codec_leaves_of_it(
     path.write_text(f'[train]\nprecision = "{precision}"\n[network]\n{network}\n')
     sent = as_the_run_says(Workload((Layer("a", 1.0, 1.0, 1.0),), 1), read_run_file(path))
     assert (sent.sent_per_activation_byte, sent.sent_per_reduced_byte) == (activations, reduction)
+
+
+@pytest.mark.parametrize(("codec", "bytes_sent"), [("topk", 0.5625 / 32), ("top64", 0.1640625 / 32)])
+def test_sparse_changes_go_to_all_and_what_is_left_out_takes_memory(
+    tmp_path: Path, codec: str, bytes_sent: float
+) -> None:
+    """Of the host's memory, 12 bytes for each parameter: its value after the last exchange, and the rest of two exchanges."""
+    path = tmp_path / "run.toml"
+    path.write_text(f'[network]\nexchange = "{codec}"\n')
+    workload = as_the_run_says(Workload((Layer("a", 1.0, 1.0, 1.0),), 1), read_run_file(path)).with_rounds()
+    assert (workload.exchanged_with_all, workload.sent_per_exchanged_byte) == (True, bytes_sent)
+    assert workload.for_exchanges_per_parameter_byte == 3
+
+
+def test_the_planner_expects_an_exchange_under_top64_to_take_a_sixth_of_the_time(tmp_path: Path) -> None:
+    """Among eight islands of one node each, against "i4b64"."""
+    plan = joined([Plan(0, (Stage((0, 2), (f"n{n}",), (1,), island=n),), ()) for n in range(8)], 0)
+
+    def seconds(codec: str) -> float:
+        path = tmp_path / f"{codec}.toml"
+        path.write_text(f'[network]\nexchange = "{codec}"\n')
+        workload = as_the_run_says(even_workload(layers=2, micro_batches=8), read_run_file(path))
+        return exchange_seconds(uniform_cluster(8, bandwidth=1e6), workload, plan)
+
+    assert seconds("top64") / seconds("i4b64") == pytest.approx(0.154, abs=0.002)
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.OFF], ids=lambda codec: codec.name)

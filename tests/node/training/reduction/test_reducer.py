@@ -8,8 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from dtfm.kernels.codec import KEPT, Codec, Encoded
 from dtfm.node.host.cuda_streams import Beside
 from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.placement import Group, Placement, pieces, placement_of, shards
+from dtfm.node.model.placement import Group, pieces, placement_of, shards
 from dtfm.node.training.reduction import bucket_sum, reducer as reducer_module
 from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
@@ -30,8 +29,8 @@ from dtfm.node.transport.sender import What
 from dtfm.protos.frame import frames
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.node.allocated import most_allocated
+from tests.node.training.reduction.together import STEP, group, placed, reduce_together
 
-STEP = 4
 PIECE = 512
 
 
@@ -42,53 +41,6 @@ def _small_pieces() -> Iterator[None]:
         pieces.cache_clear()
         yield
     pieces.cache_clear()
-
-
-def group(*nodes: str, islands: tuple[int, ...] = ()) -> Group:
-    """All in one stage, each with a micro-batch, and by default an island of its own."""
-    return Group(nodes, nodes, (0,) * len(nodes), (1,) * len(nodes), islands or tuple(range(len(nodes))))
-
-
-def placed(node: str, groups: dict[int, Group]) -> Placement:
-    """A placement that has these groups."""
-    placement = placement_of(Plan(1, (Stage((0, 1), (node,), (1,)),), ()), node, 0)
-    assert placement is not None
-    return replace(placement, groups=groups)
-
-
-def reduce_together(
-    gradients: dict[str, dict[int, torch.Tensor]],
-    groups: dict[int, Group],
-    codec: Codec = Codec.OFF,
-    carried: dict[str, Residuals] | None = None,
-    before: Callable[[str], Beside] = lambda _: nullcontext,
-) -> dict[str, Residuals]:
-    """Runs every member's reduction in a thread; what one sends is in the other's queue at once. Returns the residuals."""
-    reducers: dict[str, Reducer] = {}
-
-    def sender(node: str) -> Callable[[str, What, Future[Encoded]], None]:
-        def send(to: str, what: What, encoded: Future[Encoded]) -> None:
-            data = memoryview(bytearray(encoded.result().data))
-            reducers[to].queue.put(STEP, Arrival(node, what.header(encoded.result()), data))
-
-        return send
-
-    for node, mine in gradients.items():
-        placement = placed(node, {b: groups[b] for b in mine})
-        earlier = carried.get(node) if carried is not None else None
-        reducers[node] = Reducer(placement, sender(node), carried=earlier)
-
-    def run(node: str) -> Residuals:
-        reducer = reducers[node]
-        for bucket in gradients[node]:
-            reducer.queue.put(STEP, Final(bucket, before(node)))
-        reducer.reduce(STEP, gradients[node], codec, lambda *_: None)
-        reducer.close()
-        return reducer.left_out
-
-    with ThreadPoolExecutor(len(gradients)) as pool:
-        running = {node: pool.submit(run, node) for node in gradients}
-        return {node: done.result(timeout=30) for node, done in running.items()}
 
 
 @given(members=st.integers(1, 5), sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=3), seed=st.integers(0, 99))
