@@ -11,7 +11,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dtfm.coordinator.command.planning import run_workload
 from dtfm.coordinator.command.planning.run_workload import as_begun, workload_of_run
 from dtfm.node.command.workload_file import describe
 from dtfm.protos.run_file.run_file import RunFile, parse_run
@@ -112,7 +111,7 @@ def adapter_in(folder: Path, **changes: object) -> Path:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the Hugging Face hub."""
     files = fsspec.filesystem("dir", path=str(tmp_path / "hub"), fs=fsspec.filesystem("file"))
-    monkeypatch.setattr(run_workload.fsspec, "filesystem", lambda _: files)
+    monkeypatch.setattr("dtfm.coordinator.command.planning.run_workload.fsspec.filesystem", lambda _: files)
     return tmp_path / "hub"
 
 
