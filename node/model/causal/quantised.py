@@ -144,6 +144,11 @@ class Quantised(Packing):
         )
         return cast(nn.Parameter, made)
 
+    def unpacked(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The numbers of a matrix in 4 bits, as they are computed with."""
+        packed: Any = parameter
+        return cast(torch.Tensor, self._library.functional.dequantize_4bit(packed.data, packed.quant_state))
+
     def unpacked_bytes(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
         return shape.numel() * dtype.itemsize if name in self._packs else 0
 
