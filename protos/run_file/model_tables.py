@@ -128,7 +128,7 @@ class Adapter(Table):
     dora: bool = Field(
         default=False,
         description="The length of each row of an adapted matrix is trained too, apart from its direction (DoRA, arXiv "
-        "2402.09353). Each micro-batch computes the present lengths again, which takes time, and the memory of some copies of the "
+        "2402.09353). Each micro-batch computes the present lengths again: that takes time, and the memory of some copies of the "
         'largest matrix. Not with `model.weights` "int8".',
     )
     dropout: float = Field(

@@ -56,6 +56,8 @@ def workload_of_run(run: RunFile) -> Workload:
                 f"memory with adapter.targets = {adapter.targets!r:.200} is not known without the model; known are all "
                 f"matrices: {', '.join(sorted(MATRICES))}"
             )
+        if adapter.dora:
+            raise ValueError("memory with adapter.dora is not known without the model")
         also = frozenset(adapter.train_also)
         if not also <= TRAINED_ALSO:
             raise ValueError(

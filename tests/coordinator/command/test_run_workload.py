@@ -208,6 +208,10 @@ def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_tr
             {"model": {"pretrained": "FOLDER"}, "adapter": {"targets": ["q_proj"]}, "data": {"tokenizer": "bytes"}},
             "memory with adapter.targets = ['q_proj'] is not known without the model; known are all matrices: down_",
         ),
+        (
+            {"model": {"pretrained": "FOLDER"}, "adapter": {"dora": True}, "data": {"tokenizer": "bytes"}},
+            "memory with adapter.dora is not known without the model",
+        ),
         ({"train": {"precision": "fp64"}}, "memory in fp64, or with data.isolate_documents, is not known"),
     ],
 )
