@@ -351,9 +351,9 @@ def adapted_model(run: Run, data: Data) -> Any:
             own = PlainDropout(run.seed, name.removeprefix("base_model.model."), spec.adapter.dropout)
             part.lora_dropout["default"] = own
     module.train(bool(packing))  # bitsandbytes computes otherwise for evaluations, and families drop out for training
-    for part in module.modules():
-        if isinstance(part, LoraLayer) and spec.adapter.dora:
-            part.training = True  # otherwise peft drops nothing there
+    adapted: list[Any] = [part for part in module.modules() if isinstance(part, LoraLayer) and spec.adapter.dora]
+    for part in adapted:
+        part.training = True  # otherwise peft drops nothing there
     described = load_once(spec, data.sample)
     values = {k: v for spec in described.buckets for k, v in described.initial_parameters(spec, run.seed).items()}
     trained = trained_in(module)

@@ -113,8 +113,8 @@ def initialise_adapter(module: nn.Module) -> None:
     from the module's own matrix, are one (see `lengths_of_rows`)."""
     if isinstance(module, LoraLayer):
         module.reset_lora_parameters(_NAME, True)  # type: ignore[no-untyped-call]
-        for lengths in module.lora_magnitude_vector.values():
-            nn.init.ones_(lengths.weight)
+        for lengths in module.lora_magnitude_vector.parameters():
+            nn.init.ones_(lengths)
 
 
 def beside_lengths(module: nn.Module, name: str) -> tuple[str, bool]:
