@@ -103,7 +103,7 @@ class Adapter:
 
     def scaled(self, beside: Beside, lengths: Tensor, matrix: Callable[[int], Iterator[NDArray[Any]]]) -> Change:
         """Adds the product too, and then gives each row the length that was trained (DoRA). ``matrix``: reads the numbers of the
-        model's matrix, so many at a time."""
+        model's matrix, the given number at a time."""
         add, at, factors = self.added(beside), 0, list[NDArray[Any]]()
         columns = self.shape_beside(beside)[1]
 
