@@ -54,7 +54,7 @@ class Run(_message.Message):
         adapter: Run.Adapter
         def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ..., weights: _Optional[str] = ..., adapter: _Optional[_Union[Run.Adapter, _Mapping]] = ...) -> None: ...
     class Adapter(_message.Message):
-        __slots__ = ("rank", "alpha", "targets", "pretrained", "rs", "train_also", "dropout")
+        __slots__ = ("rank", "alpha", "targets", "pretrained", "rs", "train_also", "dropout", "dora")
         RANK_FIELD_NUMBER: _ClassVar[int]
         ALPHA_FIELD_NUMBER: _ClassVar[int]
         TARGETS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Run(_message.Message):
         RS_FIELD_NUMBER: _ClassVar[int]
         TRAIN_ALSO_FIELD_NUMBER: _ClassVar[int]
         DROPOUT_FIELD_NUMBER: _ClassVar[int]
+        DORA_FIELD_NUMBER: _ClassVar[int]
         rank: int
         alpha: float
         targets: _containers.RepeatedScalarFieldContainer[str]
@@ -69,7 +70,8 @@ class Run(_message.Message):
         rs: bool
         train_also: _containers.RepeatedScalarFieldContainer[str]
         dropout: float
-        def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ..., pretrained: _Optional[str] = ..., rs: _Optional[bool] = ..., train_also: _Optional[_Iterable[str]] = ..., dropout: _Optional[float] = ...) -> None: ...
+        dora: bool
+        def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ..., pretrained: _Optional[str] = ..., rs: _Optional[bool] = ..., train_also: _Optional[_Iterable[str]] = ..., dropout: _Optional[float] = ..., dora: _Optional[bool] = ...) -> None: ...
     class Data(_message.Message):
         __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction", "isolate_documents", "split", "limit", "template", "held_out", "held_out_split", "sources", "chapter_bytes")
         class Source(_message.Message):

@@ -12,8 +12,17 @@ ADAPTER_CONFIG = "adapter_config.json"
 """In a folder of peft."""
 ADAPTER = "adapter_model"
 """The file of an adapter, without its ending."""
+PEFT = "base_model.model."
+"""Begins the names that peft gives to a model's tensors."""
+LENGTHS = ".lora_magnitude_vector"
+"""Ends the name of the lengths of a matrix's rows, which DoRA trains."""
 MOST_HEADER_BYTES = 100 << 20
 """As in the safetensors library."""
 MOST_JSON_BYTES = 64 << 20
 READERS = 16
 """The number of pieces that are read at the same time: on the hub, each costs a round trip."""
+
+
+def in_peft(name: str) -> str:
+    """The name of a trained tensor in the file of an adapter, as peft writes it."""
+    return f"{PEFT}{name.replace('.default.', '.')}".replace(f"{LENGTHS}.weight", LENGTHS)

@@ -126,6 +126,7 @@ def _going_on(folder: Path, run: RunFile) -> dict[str, Any]:
         ("alpha", found.alpha),
         ("targets", theirs),
         ("rs", found.rs),
+        ("dora", found.dora),
         ("train_also", also),
         ("dropout", found.dropout),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -37,6 +37,13 @@ def generate(
         int | None, typer.Option(min=0, max=2**63 - 1, help="Makes texts repeatable. Default: another each time.")
     ] = None,
     device: Annotated[str, typer.Option(help="cuda:0, cpu, or auto: a GPU if there is one.")] = "auto",
+    weights: Annotated[
+        Literal["bf16", "int8", "nf4"],
+        typer.Option(
+            help="How the model is kept: as its files have it, or the matrices of its layers in 8 or 4 bits, which need a half "
+            "or a quarter of the memory of 16. An adapter beside it stays as it is."
+        ),
+    ] = "bf16",
     untrained: Annotated[
         int | None,
         typer.Option(metavar="SEED", help="Write as a run of this seed begins, before it trains."),
@@ -49,10 +56,14 @@ def generate(
     with mistakes():
         if prompt is None and not chat:
             raise ValueError("dtfm-node generate: give --prompt TEXT to continue a text, or --chat to converse")
+        if untrained is not None and weights != "bf16":
+            raise ValueError(
+                f"--untrained draws weights, and --weights {weights} packs those of files; leave one of them out"
+            )
         from dtfm.node.command.trained import trained_folder
 
         folder = trained_folder(what)
         require_extra()
         with ended_by_ctrl_c():
             from dtfm.node.command.writing import Choices, write
-        write(folder, prompt, chat, Choices(max_tokens, temperature, seed, device, untrained, json_lines))
+        write(folder, prompt, chat, Choices(max_tokens, temperature, seed, device, weights, untrained, json_lines))

@@ -26,13 +26,14 @@ class Choices:
     temperature: float | None
     seed: int | None
     device: str
+    weights: str
     untrained: int | None
     json_lines: bool
 
 
 def write(folder: Path, prompt: str | None, chat: bool, choices: Choices) -> None:
     """Prints text that the model in ``folder`` writes. Raises ValueError."""
-    writer = writer_in(folder, open_device(choices.device))
+    writer = writer_in(folder, open_device(choices.device), choices.weights)
     if choices.untrained is not None:
         writer.forget(choices.untrained)
     if choices.seed is not None:

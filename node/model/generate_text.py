@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, StoppingCriteria, TextStreamer
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, StoppingCriteria, TextStreamer
 from transformers.utils import logging as transformers_logging
 
 from dtfm.node.data.allowed import EVERYTHING
@@ -25,6 +25,7 @@ from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.anatomy import dissect
 from dtfm.node.model.causal.config import build
 from dtfm.node.model.causal.language_model import CausalLM
+from dtfm.node.model.causal.quantised import OUTLIERS, import_bitsandbytes
 from dtfm.protos.published_files import ADAPTER_CONFIG, CONFIG
 
 USUAL_TEMPERATURE = 0.8
@@ -131,21 +132,28 @@ class _Shown:
         return self.tokenizer.shown(np.asarray(ids, dtype=np.int64))
 
 
-def writer_in(folder: Path, device: torch.device) -> Writer:
-    """The writer whose model is in ``folder``, loaded onto ``device``. Raises ValueError if the folder has no language model, or
-    its adapter's model cannot be loaded."""
+def writer_in(folder: Path, device: torch.device, weights: str = "bf16") -> Writer:
+    """The writer whose model is in ``folder``, loaded onto ``device``. ``weights``: how the model is kept there, as the run file
+    says it of frozen weights. Raises ValueError if the folder has no language model, or its adapter's model cannot be loaded."""
     give_leave(EVERYTHING)  # whoever starts this has named the folder
     transformers_logging.disable_progress_bar()
-    if (folder / ADAPTER_CONFIG).is_file():
-        model, base = _beside_an_adapter(folder)
-    elif (folder / CONFIG).is_file():
-        model, base = _whole(str(folder), None, f"{folder} holds no language model"), str(folder)
-    else:
-        raise ValueError(
-            f"{folder} has no {CONFIG} and no {ADAPTER_CONFIG}: give a folder made by `dtfm-coordinator export`"
-        )
+    if weights != "bf16":
+        import_bitsandbytes(f"--weights {weights}")
+    try:
+        if (folder / ADAPTER_CONFIG).is_file():
+            model, base = _beside_an_adapter(folder, device, weights)
+        elif (folder / CONFIG).is_file():
+            sentence = f"{folder} holds no language model"
+            model, base = _whole(str(folder), None, sentence, device, weights), str(folder)
+        else:
+            raise ValueError(
+                f"{folder} has no {CONFIG} and no {ADAPTER_CONFIG}: give a folder made by `dtfm-coordinator export`"
+            )
+    except torch.OutOfMemoryError:
+        fix = "give --weights nf4, or --device cpu" if weights != "nf4" else "give --device cpu"
+        raise ValueError(f"the model in {folder} does not fit {device}; {fix}") from None
     tokenizer = load_tokenizer(str(folder) if any(folder.glob("tokenizer*")) else base)
-    return Writer(model.eval().to(device), tokenizer, device)
+    return Writer(model.eval(), tokenizer, device)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[np.int64]:
@@ -153,8 +161,8 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[np.int64]:
     return np.concatenate([np.asarray(tokenizer.before, dtype=np.int64), tokenizer.encode(prompt).astype(np.int64)])
 
 
-def _beside_an_adapter(folder: Path) -> tuple[Any, str]:
-    """The model with the adapter in ``folder``, and the model's name."""
+def _beside_an_adapter(folder: Path, device: torch.device, weights: str) -> tuple[Any, str]:
+    """The model with the adapter in ``folder``, on ``device``, and the model's name."""
     from peft import PeftModel  # it takes seconds to import
 
     try:
@@ -165,21 +173,45 @@ def _beside_an_adapter(folder: Path) -> tuple[Any, str]:
     if not (folder / AdapterFiles.WHOLE).is_file():
         raise ValueError(f"{folder} has no {AdapterFiles.WHOLE}; copy it again: peft would load a pickle in its place")
     fix = "copy it to where this names it, or `dtfm-coordinator export --merged` the whole model"
-    model = _whole(base, revision, f"the adapter in {folder} stands beside {base!r}, which cannot be loaded; {fix}")
+    sentence = f"the adapter in {folder} stands beside {base!r}, which cannot be loaded; {fix}"
+    model = _whole(base, revision, sentence, device, weights)
     try:
         return PeftModel.from_pretrained(model, str(folder)), base
+    except torch.OutOfMemoryError:
+        raise
     except Exception as problem:  # whatever peft raises
         raise ValueError(f"the adapter in {folder} does not fit {base!r}: {in_one_line(problem)}") from problem
 
 
-def _whole(name: str, revision: str | None, sentence: str) -> Any:
-    """The language model called ``name``. Raises ValueError with the ``sentence`` and the cause."""
+def _whole(name: str, revision: str | None, sentence: str, device: torch.device, weights: str) -> Any:
+    """The language model called ``name``, on ``device``. Raises ValueError with the ``sentence`` and the cause."""
+    revision = revision or "main"
+    # Neither code nor pickles.
+    how: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "dtype": "auto", "revision": revision}
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        safe = {"trust_remote_code": False, "use_safetensors": True}  # neither code nor pickles
-        return load(name, revision=revision or "main", dtype="auto", **safe)
+        if weights == "bf16":
+            return load(name, **how).to(device)
+        # Otherwise the whole model would have to fit before it is packed.
+        how["device_map"] = {"": device}
+        return load(name, quantization_config=_packing(weights, name, revision), **how)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as problem:  # whatever transformers raises
         raise ValueError(f"{sentence} ({in_one_line(problem)})") from problem
+
+
+def _packing(weights: str, name: str, revision: str) -> BitsAndBytesConfig:
+    """Packs the matrices of the model's layers as runs do, and computes in the dtype of its files."""
+    if weights == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=OUTLIERS)
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=config.dtype or torch.float32,
+    )
 
 
 def forget(model: Any, seed: int) -> None:

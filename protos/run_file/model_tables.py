@@ -125,6 +125,12 @@ class Adapter(Table):
         default=False,
         description="The product counts times `alpha` over the square root of `rank` (rsLoRA), which suits high ranks.",
     )
+    dora: bool = Field(
+        default=False,
+        description="The length of each row of an adapted matrix is trained too, apart from its direction (DoRA, arXiv "
+        "2402.09353). Each micro-batch computes the present lengths again: that takes time, and the memory of some copies of the "
+        'largest matrix. Not with `model.weights` "int8".',
+    )
     dropout: float = Field(
         default=0.0,
         ge=0,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_UNUSUAL = ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "trainable_token_indices")
+_UNUSUAL = ("lora_bias", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 """What a run does not train. Each is empty in adapters that a run can go on with."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -24,6 +24,7 @@ class PublishedAdapter:
     rs: bool
     dropout: float = 0.0
     train_also: tuple[str, ...] = ()
+    dora: bool = False
 
 
 def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
@@ -56,5 +57,12 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
     if base and _COMMIT.fullmatch(revision) and "@" not in base:
         base = f"{base}@{revision}"
     return PublishedAdapter(
-        base, rank, float(alpha), targets, bool(config.get("use_rslora")), float(dropout), tuple(sorted(also))
+        base,
+        rank,
+        float(alpha),
+        targets,
+        bool(config.get("use_rslora")),
+        float(dropout),
+        tuple(sorted(also)),
+        bool(config.get("use_dora")),
     )

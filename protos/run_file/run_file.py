@@ -75,6 +75,11 @@ class RunFile(Table):
                 f'model.weights = "{model.weights}" is for weights that stay as they are: add a table [adapter], or remove '
                 "model.weights"
             )
+        if model is not None and adapter is not None and adapter.dora and model.weights == "int8":
+            raise ValueError(
+                'dora = true does not go with model.weights = "int8": peft loses the scales of 8 bits on a CPU; set weights to '
+                '"nf4" or "bf16", or remove dora'
+            )
         return adapter
 
     @field_validator("data")
@@ -219,6 +224,7 @@ class RunFile(Table):
             rs=self.adapter.rs,
             train_also=self.adapter.train_also,
             dropout=self.adapter.dropout,
+            dora=self.adapter.dora,
         )
 
 

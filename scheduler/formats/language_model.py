@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from dtfm.scheduler.formats.model_config import check_model
+from dtfm.scheduler.formats.model_config import NoSuchModel, check_model
 from dtfm.scheduler.model.workload import Layer
 
 _SIZES = (
@@ -46,13 +46,16 @@ KNOWN = {
 """Settings that may be given; others may change a layer in unknown ways."""
 
 
+MATRICES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+"""The matrices of a decoder layer of these families. An adapter stands beside all of them."""
+
 TRAINED_ALSO = frozenset({"embed_tokens", "lm_head"})
 """The modules outside the decoder layers that may be trained beside an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """An adapter of this ``rank`` beside each matrix of the decoder layers. ``weights``: how nodes keep these, as the run file
+    """An adapter of this ``rank`` beside each of MATRICES. ``weights``: how nodes keep these, as the run file
     says. ``also``: of TRAINED_ALSO, the modules that are trained whole; tied ones both. ``drops``: the adapter has dropout."""
 
     rank: int
@@ -84,7 +87,8 @@ def language_model_layers(
     """Embedding, decoder layers and head, for samples of ``length`` tokens. Weights are in fp32. With ``beside`` they are
     frozen, and the adapter beside them is trained.
 
-    Raises ValueError for a model that is not known well enough, and NoSuchModel for one that transformers does not build.
+    Raises ValueError for a model that is not known well enough, and NoSuchModel for one that transformers does not build, or
+    beside which no such adapter fits.
     """
     if family not in FAMILIES:
         raise ValueError(f"model.family is {family!r}; known without the model are {', '.join(FAMILIES)}")
@@ -124,6 +128,12 @@ def language_model_layers(
     trained, frozen, of_matrix = parameters, 0, hidden * inner
     products = matrices
     if beside is not None:
+        if beside.rank > min(map(min, shapes)):
+            rows, columns = min(shapes, key=min)
+            raise NoSuchModel(
+                f"adapter.rank = {beside.rank}: the decoder layers have a matrix of {rows} times {columns}; the rank must be at "
+                f"most {min(rows, columns)}"
+            )
         trained, of_matrix = beside.rank * sum(map(sum, shapes)), 0
         products += trained
         frozen = sum(beside.packed(shape, byte) for shape in shapes) + byte * vectors

@@ -338,6 +338,7 @@ def adapted_model(run: Run, data: Data) -> Any:
         lora_alpha=int(spec.adapter.alpha),
         target_modules=list(spec.adapter.targets) or "all-linear",
         use_rslora=spec.adapter.rs,
+        use_dora=spec.adapter.dora,
         lora_dropout=spec.adapter.dropout,
         modules_to_save=list(spec.adapter.train_also) or None,
         ensure_weight_tying=bool(spec.adapter.train_also and base.config.tie_word_embeddings),
@@ -351,13 +352,17 @@ def adapted_model(run: Run, data: Data) -> Any:
             own = PlainDropout(run.seed, name.removeprefix("base_model.model."), spec.adapter.dropout)
             part.lora_dropout["default"] = own
     module.train(bool(packing))  # bitsandbytes computes otherwise for evaluations, and families drop out for training
+    adapted: list[Any] = [part for part in module.modules() if isinstance(part, LoraLayer) and spec.adapter.dora]
+    for part in adapted:
+        part.training = True  # otherwise peft drops nothing there
     described = load_once(spec, data.sample)
     values = {k: v for spec in described.buckets for k, v in described.initial_parameters(spec, run.seed).items()}
     trained = trained_in(module)
     assert trained.keys() == values.keys()
     with torch.no_grad():
         for name, parameter in trained.items():
-            parameter.copy_(values[name])
+            if ".lora_magnitude_vector." not in name:  # peft has set these itself
+                parameter.copy_(values[name])
     return module
 
 

@@ -83,11 +83,19 @@ def test_a_second_start_reads_no_frozen_weights_from_the_source(tmp_path: Path) 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", 'train_also = ["embed_tokens", "model.norm"]'),
+        ("gemma2", 'train_also = ["embed_tokens", "model.norm"]'),
+        ("qwen3", "dora = true"),
+    ],
+)
 @pytest.mark.parametrize("stages", [[1], [1, 1], [2]], ids=["1", "2", "x2"])
-def test_modules_are_trained_whole_beside_it(tmp_path: Path, family: str, stages: list[int]) -> None:
-    """gemma2's head is its embedding. peft and transformers read what comes home, also merged."""
-    adapter = 'rank = 4\ntrain_also = ["embed_tokens", "model.norm"]'
+def test_what_else_is_trained_comes_home_too(tmp_path: Path, family: str, more: str, stages: list[int]) -> None:
+    """Modules that are trained whole, and lengths of rows. gemma2's head is its embedding. peft and transformers read what comes
+    home, also merged."""
+    adapter = f"rank = 4\n{more}"
     keys: dict[str, Any] = {"family": family, "adapter": adapter, "precision": "fp32", "storage": "coordinator:"}
     with Cluster(tmp_path, run_of(tmp_path, stages, steps=STEPS, **keys), nodes="ab"[: sum(stages)]) as cluster:
         assert cluster.finish(timeout=500) == 0

@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
-import fsspec
 import typer
 
 from dtfm.coordinator.command.background import announced, in_background, search_shown
@@ -26,19 +25,12 @@ from dtfm.coordinator.command.planning.rented import (
     rented_cluster,
     without_bf16,
 )
-from dtfm.coordinator.core.validation.description import as_the_run_says, workload_of
+from dtfm.coordinator.command.planning.run_workload import as_begun, workload_of_run
+from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.unaudited import describe_unaudited, unaudited
 from dtfm.coordinator.log.wording import MOST_GAP, describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
-from dtfm.protos.places import is_local_name
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
-from dtfm.scheduler.formats.language_model import (
-    KNOWN,
-    TRAINED_ALSO,
-    Beside,
-    backward_per_forward,
-    language_model_layers,
-)
 from dtfm.scheduler.formats.model_config import NoSuchModel
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.paper import PREFIX, SEQUENCE, paper_case, paper_network, paper_workload
@@ -58,9 +50,6 @@ Parsed = TypeVar("Parsed")
 
 IDLE_SECONDS, IDLE_TRY_SECONDS = 10.0, 1.0
 """The longest time for looking for uses of idle nodes, and for one try. A shorter --deadline counts instead."""
-
-BYTES = 256
-"""The number of tokens of the tokenizer "bytes"."""
 
 
 def print_plan(
@@ -241,6 +230,7 @@ def workload_of_files(
         raise ValueError(
             "give --run RUN.toml, or the --workload WORKLOAD.json that `dtfm-node workload RUN.toml` writes"
         )
+    asked = as_begun(asked)
     try:
         return workload_of_run(asked), asked.train.micro_batch * asked.data.sequence_length, asked.train.precision
     except NoSuchModel:
@@ -283,51 +273,3 @@ def parsed_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def workload_of_run(run: RunFile) -> Workload:
-    """The workload as `dtfm-node workload` counts it, without torch or the model. Raises ValueError if only that command can
-    count it."""
-    model, data, train = run.model, run.data, run.train
-    family, config, bf16 = model.family, model.config, train.precision == "bf16"
-    if model.pretrained:
-        try:
-            found = json.loads(_published_config(model.pretrained))
-            family, config = str(found["model_type"]), {key: found[key] for key in KNOWN if key in found}
-        except Exception:  # whatever the hub's library raises
-            raise ValueError(
-                f"model.pretrained is {model.pretrained!r:.80}, not a folder with a config.json, nor read from here on the hub"
-            ) from None
-    vocabulary = config.get("vocab_size") or (BYTES if data.tokenizer in ("", "bytes") else None)
-    if type(vocabulary) is not int or vocabulary < 1:
-        raise ValueError(f"the vocabulary of {data.tokenizer!r:.80} is not known; add vocab_size to model.config")
-    if train.precision == "fp64" or data.isolate_documents:
-        raise ValueError("memory in fp64, or with data.isolate_documents, is not known without the model")
-    beside = None
-    if (adapter := run.adapter) is not None:
-        if adapter.targets != "all-linear":
-            raise ValueError("memory with adapter.targets by name is not known without the model")
-        also = frozenset(adapter.train_also)
-        if not also <= TRAINED_ALSO:
-            raise ValueError(
-                f"memory with adapter.train_also = {adapter.train_also!r:.200} is not known without the model; known are "
-                f"{', '.join(sorted(TRAINED_ALSO))}"
-            )
-        both = TRAINED_ALSO if also and config.get("tie_word_embeddings") else also
-        beside = Beside(adapter.rank, model.weights, both, adapter.dropout > 0)
-    layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16, beside)
-    if beside is None:
-        return workload_of(layers, run)
-    return workload_of(layers, run, backward_per_forward(layers, train.micro_batch * data.sequence_length))
-
-
-def _published_config(name: str) -> str:
-    """The config.json of a folder, or of a repository on the Hugging Face hub, if its library is installed."""
-    repository, _, revision = name.partition("@")
-    if Path(name).is_dir() or is_local_name(name) or repository.count("/") != 1:
-        return (Path(name) / "config.json").read_text()
-    filesystem = fsspec.filesystem("hf")
-    content: bytes = filesystem.cat_file(
-        f"{repository}@{revision}/config.json" if revision else f"{repository}/config.json"
-    )
-    return content.decode()

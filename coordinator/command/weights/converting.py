@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+Change = Callable[[NDArray[Any]], NDArray[Any]]
+"""Returns numbers in place of the next ones of a tensor, given these in at least 32 bits."""
+
 _NAN = np.uint16(0x7FC0)
 """A NaN in bfloat16. Rounding could turn a NaN into an infinity."""
 
 
-def converted(
-    data: bytes | memoryview, source: str, target: str, added: NDArray[Any] | None = None
-) -> tuple[bytes, int]:
-    """The numbers ``data`` of one of FLOATS, converted to another. Also returns how many became infinite. ``added``: a number to
-    add to each, before they are rounded."""
-    before = _read(data, source)
+def converted(data: bytes | memoryview, source: str, target: str, change: Change | None = None) -> tuple[bytes, int]:
+    """The numbers ``data`` of one of FLOATS, converted to another. Also returns how many became infinite. ``change`` is
+    applied to them before they are rounded."""
+    before = numbers_of(data, source)
     with np.errstate(over="ignore", invalid="ignore"):
-        if added is not None:
-            before = before.astype(np.promote_types(before.dtype, np.float32)) + added
+        if change is not None:
+            before = change(before.astype(np.promote_types(before.dtype, np.float32)))
         single = before.astype(np.float32)  # PyTorch takes the same way from 64 to 16 bits
         made: NDArray[Any]
         if target == "BF16":
@@ -31,7 +33,8 @@ def converted(
     return made.tobytes(), int(np.count_nonzero(infinite & np.isfinite(before)))
 
 
-def _read(data: bytes | memoryview, source: str) -> NDArray[Any]:
+def numbers_of(data: bytes | memoryview, source: str) -> NDArray[Any]:
+    """The numbers ``data`` of one of FLOATS. Those of BF16 are float32."""
     if source == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[source])

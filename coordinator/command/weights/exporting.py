@@ -28,11 +28,7 @@ from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.service.checkpoint.adapter_file import (
-    as_peft,
-    checked_config,
-    has_adapter,
-)
+from dtfm.coordinator.service.checkpoint.adapter_file import checked_config, has_adapter
 from dtfm.coordinator.service.checkpoint.checkpoint_folder import check_layout
 from dtfm.coordinator.service.checkpoint.checkpoint_place import newest as newest
 from dtfm.coordinator.service.checkpoint.manifest import BucketFile, CheckpointError, Manifest, manifest_and_digest
@@ -40,7 +36,7 @@ from dtfm.coordinator.view.model_card import CARD, Card, card_of
 from dtfm.protos import control_pb2 as wire, coordinator_disk
 from dtfm.protos.bucket_layout import OPTIMIZER
 from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST
-from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, INDEX
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, INDEX, in_peft
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.protos.weights_fingerprint import MODEL_BYTES
 
@@ -221,9 +217,9 @@ def _say_format(target: Path, wanted: Format) -> None:
 
 def _as_peft(part: Part) -> Iterator[Part]:
     """The part with the names that peft has for its tensors. If its only tensor has several names, once under each."""
-    yield _renamed(part, as_peft)
+    yield _renamed(part, in_peft)
     for name in part.stored.further_names:
-        yield replace(_renamed(part, lambda _, name=name: as_peft(name)), check=lambda _: None)  # type: ignore[misc]
+        yield replace(_renamed(part, lambda _, name=name: in_peft(name)), check=lambda _: None)  # type: ignore[misc]
 
 
 def _renamed(part: Part, new: Callable[[str], str]) -> Part:

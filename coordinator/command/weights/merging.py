@@ -1,12 +1,14 @@
 """Merges an adapter in the folder of peft with its model. To each adapted matrix the product of two small ones is added, a few
-rows at a time. Modules that were trained whole take the place of the model's."""
+rows at a time. With DoRA each row then gets the length that was trained. Modules that were trained whole take the place of the
+model's."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.command.weights.base import Base
+from dtfm.coordinator.command.weights.converting import Change, numbers_of
 from dtfm.coordinator.command.weights.formats import SIZES
 from dtfm.coordinator.command.weights.older_names import as_before
 from dtfm.coordinator.command.weights.shards import Part
-from dtfm.coordinator.command.weights.stored import Stored, Tensor, look_at
-from dtfm.coordinator.service.checkpoint.adapter_file import PEFT
+from dtfm.coordinator.command.weights.stored import PIECE_BYTES, Stored, Tensor, look_at
 from dtfm.coordinator.service.checkpoint.manifest import CheckpointError
-from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, LENGTHS, PEFT
 
 _LORA = ".lora_"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-"""How peft ends the names of the two matrices beside a third: [rank, columns] and [rows, rank]."""
+"""How peft ends the names of the two matrices beside a third."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside a matrix: a matrix [rank, columns] and one [rows, rank], and with DoRA the lengths of its rows."""
+
+    down: Tensor
+    up: Tensor
+    lengths: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,46 +54,82 @@ class Adapter:
         names = {tensor.name.removeprefix(PEFT): tensor for tensor in self.stored.tensors}
         return {name: tensor for name, tensor in names.items() if _LORA not in name}
 
-    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """By the name of a matrix in the model, the two matrices beside it. Raises CheckpointError."""
+    def matrices(self) -> dict[str, Beside]:
+        """By the name of a matrix in the model, what stands beside it. Raises CheckpointError."""
         named = {tensor.name.removeprefix(PEFT): tensor for tensor in self.stored.tensors}
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, tensor in named.items():
+        found: dict[str, Beside] = {}
+        for name, down in named.items():
             if not name.endswith(_DOWN):
                 continue
-            other = named.get(name.removesuffix(_DOWN) + _UP)
-            if other is None or len(tensor.shape) != 2 or len(other.shape) != 2 or tensor.shape[0] != other.shape[1]:
+            module = name.removesuffix(_DOWN)
+            up, lengths = named.get(module + _UP), named.get(module + LENGTHS)
+            if up is None or len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
                 raise CheckpointError(f"{self.stored.path}: {name} has no matrix beside it that it fits")
-            found[f"{name.removesuffix(_DOWN)}.weight"] = tensor, other
-        if 2 * len(found) + len(self.whole()) != len(named):
+            if lengths is not None and lengths.shape != up.shape[:1]:
+                raise CheckpointError(
+                    f"{self.stored.path}: {module + LENGTHS} has not as many numbers as there are rows"
+                )
+            found[f"{module}.weight"] = Beside(down, up, lengths)
+        if sum(2 + (each.lengths is not None) for each in found.values()) + len(self.whole()) != len(named):
             raise CheckpointError(f"{self.stored.path} has tensors that LoRA does not have; merge it with peft")
         return found
 
-    def shape_beside(self, down: Tensor, up: Tensor) -> tuple[int, int]:
-        """The shape of the matrix beside which these two stand."""
-        rows, columns = up.shape[0], down.shape[1]
+    def shape_beside(self, beside: Beside) -> tuple[int, int]:
+        """The shape of the matrix, as the model has it."""
+        rows, columns = beside.up.shape[0], beside.down.shape[1]
         return (columns, rows) if self.is_transposed else (rows, columns)
 
-    def product(self, down: Tensor, up: Tensor) -> Callable[[int], NDArray[Any]]:
-        """A function that returns the next numbers of their product, given how many. It reads both at the first call."""
+    def added(self, beside: Beside) -> Change:
+        """Adds the product of the two small matrices. Reads both at the first call."""
         at, factors = 0, list[NDArray[Any]]()
-        columns = self.shape_beside(down, up)[1]
+        columns = self.shape_beside(beside)[1]
 
-        def following(count: int) -> NDArray[Any]:
+        def following(numbers: NDArray[Any]) -> NDArray[Any]:
             nonlocal at
             if not factors:
-                a, b = self._read(down), self._read(up)
+                a, b = self._read(beside.down), self._read(beside.up)
                 factors.extend((a.T, b.T) if self.is_transposed else (b, a))
             left, right = factors
+            count = len(numbers)
             first, past = at // columns, -(-(at + count) // columns)
             rows = (left[first:past] @ right) * left.dtype.type(self.scale)
-            found: NDArray[Any] = rows.reshape(-1)[at - first * columns :][:count]
+            found: NDArray[Any] = numbers + rows.reshape(-1)[at - first * columns :][:count]
             at += count
             if past == len(left):
                 factors.clear()
             return found
 
         return following
+
+    def scaled(self, beside: Beside, lengths: Tensor, matrix: Callable[[int], Iterator[NDArray[Any]]]) -> Change:
+        """Adds the product too, and then gives each row the length that was trained (DoRA). ``matrix``: reads the numbers of the
+        model's matrix, the given number at a time."""
+        add, at, factors = self.added(beside), 0, list[NDArray[Any]]()
+        columns = self.shape_beside(beside)[1]
+
+        def following(numbers: NDArray[Any]) -> NDArray[Any]:
+            nonlocal at
+            if not factors:
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    factors.append(self._read(lengths) / self._lengths_before(beside, matrix))
+            (factor,) = factors
+            first, past = at // columns, -(-(at + len(numbers)) // columns)
+            each = np.tile(factor, past - first) if self.is_transposed else np.repeat(factor[first:past], columns)
+            found: NDArray[Any] = add(numbers) * each[at - first * columns :][: len(numbers)]
+            at += len(numbers)
+            return found
+
+        return following
+
+    def _lengths_before(self, beside: Beside, matrix: Callable[[int], Iterator[NDArray[Any]]]) -> NDArray[Any]:
+        """The lengths of the rows of the model's matrix with the product added."""
+        add, columns = self.added(beside), self.shape_beside(beside)[1]
+        squares = list[NDArray[Any]]()
+        for numbers in matrix(columns * max(1, PIECE_BYTES // (8 * columns))):
+            of_piece = np.square(add(numbers).reshape(-1, columns), dtype=np.float64)
+            squares.append(of_piece.sum(0) if self.is_transposed else of_piece.sum(1))
+        whole: NDArray[Any] = np.sqrt(np.sum(squares, axis=0) if self.is_transposed else np.concatenate(squares))
+        return whole.astype(np.float32)
 
     def in_place(self, tensor: Tensor) -> Callable[[int], tuple[bytes, str]]:
         """A function that returns the tensor's next numbers, given how many, and their format."""
@@ -119,17 +166,20 @@ def adapter_in(folder: Path) -> Adapter:
 
 def merged_parts(base: Base, adapter: Adapter) -> list[Part]:
     """The parts of the model's files, with the adapter added. Raises CheckpointError if it does not fit the model."""
-    beside = adapter.pairs()
-    there = {
-        tensor.name: tensor
+    in_files = {
+        tensor.name: (file, tensor)
         for file, names in zip(base.files, base.names, strict=True)
         for tensor in file.tensors
         if tensor.name in names
     }
+    there = {name: tensor for name, (_, tensor) in in_files.items()}
     changed = _Changed()
-    for name, pair in beside.items():
-        stored = _fitting(base, there, name, adapter.shape_beside(*pair))
-        changed.added[stored] = adapter.product(*pair)
+    for name, beside in adapter.matrices().items():
+        stored = _fitting(base, there, name, adapter.shape_beside(beside))
+        if beside.lengths is None:
+            changed.changed[stored] = adapter.added(beside)
+        else:
+            changed.changed[stored] = adapter.scaled(beside, beside.lengths, partial(_numbers, *in_files[stored]))
     whole = adapter.whole()
     found = {tensor.shape for name, tensor in whole.items() if _name_in(there, name) is not None}
     for name, tensor in whole.items():
@@ -145,7 +195,7 @@ def merged_parts(base: Base, adapter: Adapter) -> list[Part]:
 class _Changed:
     """As in Part, by the names in the model's files."""
 
-    added: dict[str, Callable[[int], Any]] = field(default_factory=dict)
+    changed: dict[str, Change] = field(default_factory=dict)
     replaced: dict[str, Callable[[int], tuple[bytes, str]]] = field(default_factory=dict)
 
 
@@ -162,6 +212,17 @@ def _fitting(base: Base, there: Mapping[str, Tensor], name: str, shape: tuple[in
     return stored
 
 
+def _numbers(file: Stored, tensor: Tensor, at_a_time: int) -> Iterator[NDArray[Any]]:
+    """The tensor's numbers, in at least 32 bits."""
+    first, past = file.data_begin + tensor.begin, file.data_begin + tensor.end
+    step = at_a_time * SIZES[tensor.dtype]
+    for begin in range(first, past, step):
+        numbers = numbers_of(
+            file.filesystem.cat_file(file.path, start=begin, end=min(begin + step, past)), tensor.dtype
+        )
+        yield numbers.astype(np.promote_types(numbers.dtype, np.float32))
+
+
 def _part(stored: Stored, names: frozenset[str], changed: _Changed, family: str) -> Part:
     tensors, exported = list[Tensor](), list[Tensor]()
     renamed = _Changed()
@@ -170,13 +231,13 @@ def _part(stored: Stored, names: frozenset[str], changed: _Changed, family: str)
         tensors += made
         if tensor.name in names:
             exported += made
-        if tensor.name in changed.added:
+        if tensor.name in changed.changed:
             (only,) = made
-            renamed.added[only.name] = changed.added[tensor.name]
+            renamed.changed[only.name] = changed.changed[tensor.name]
         if tensor.name in changed.replaced:  # the bytes of the new names follow one another
             renamed.replaced.update(dict.fromkeys((each.name for each in made), changed.replaced[tensor.name]))
     every = replace(stored, tensors=tuple(tensors))
-    return Part(every, tuple(exported), lambda _: None, added=renamed.added, replaced=renamed.replaced)
+    return Part(every, tuple(exported), lambda _: None, changed=renamed.changed, replaced=renamed.replaced)
 
 
 def _name_in(there: Mapping[str, Tensor], name: str) -> str | None:

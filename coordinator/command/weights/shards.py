@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from blake3 import blake3
 
-from dtfm.coordinator.command.weights.converting import converted
+from dtfm.coordinator.command.weights.converting import Change, converted
 from dtfm.coordinator.command.weights.formats import FLOATS, SIZES, Format
 from dtfm.coordinator.command.weights.stored import Cutter, Stored, Tensor
 from dtfm.protos.bucket_layout import LENGTH_BYTES
@@ -20,15 +20,15 @@ from dtfm.protos.published_files import INDEX
 @dataclass(frozen=True, slots=True)
 class Part:
     """A file of the checkpoint, and which of its ``tensors`` are exported. ``check`` gets the whole file, piece by piece, and
-    b"" at its end; it raises CheckpointError. ``keeps_formats``: its numbers are not converted. ``added``: by tensor, a function
-    that returns the numbers to add to its next ones, given how many these are. ``replaced``: likewise, the bytes of the
-    numbers in place of its next ones, and their format."""
+    b"" at its end; it raises CheckpointError. ``keeps_formats``: its numbers are not converted. ``changed``: by tensor, what
+    changes its numbers. ``replaced``: by tensor, a function that returns the bytes and the format of the numbers in place of its
+    next ones, given how many these are."""
 
     stored: Stored
     tensors: tuple[Tensor, ...]
     check: Callable[[bytes], None]
     keeps_formats: bool = False
-    added: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
+    changed: Mapping[str, Change] = field(default_factory=dict)
     replaced: Mapping[str, Callable[[int], tuple[bytes, str]]] = field(default_factory=dict)
 
     def format_of(self, tensor: Tensor, wanted: Format | None) -> str:
@@ -98,17 +98,14 @@ def _write(file: BinaryIO, shard: Sequence[Part], wanted: Format | None, infinit
         def take(tensor: Tensor, data: memoryview, part: Part = part, exported: set[str] = exported) -> None:
             if tensor.name not in exported:
                 return
-            to, more, count = part.format_of(tensor, wanted), None, len(data) // SIZES[tensor.dtype]
-            source = tensor.dtype
+            to, source, change = part.format_of(tensor, wanted), tensor.dtype, part.changed.get(tensor.name)
             given: bytes | memoryview = data
-            if tensor.name in part.added:
-                more = part.added[tensor.name](count)
-            elif tensor.name in part.replaced:
-                given, source = part.replaced[tensor.name](count)
-            elif to == source:
+            if tensor.name in part.replaced:
+                given, source = part.replaced[tensor.name](len(data) // SIZES[tensor.dtype])
+            elif change is None and to == source:
                 put(data)
                 return
-            made, lost = converted(given, source, to, more)
+            made, lost = converted(given, source, to, change)
             if lost:
                 infinite[tensor.name] = infinite.get(tensor.name, 0) + lost
             put(made)

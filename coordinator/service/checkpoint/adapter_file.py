@@ -9,20 +9,12 @@ from typing import Any
 
 from dtfm.protos.bucket_layout import LENGTH_BYTES, further_names
 from dtfm.protos.places import COORDINATOR
-from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
-
-PEFT = "base_model.model."
-"""Begins the names that peft gives to a model's tensors."""
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, in_peft
 
 
 def has_adapter(run: Mapping[str, Any]) -> bool:
     """Whether the run, a run file as JSON, trains an adapter."""
     return bool(run.get("adapter"))
-
-
-def as_peft(name: str) -> str:
-    """The name of a trained tensor, as PeftModel.save_pretrained writes it."""
-    return f"{PEFT}{name.replace('.default.', '.')}"
 
 
 def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
@@ -41,6 +33,7 @@ def checked_config(text: bytes, run: Mapping[str, Any]) -> bytes:
         "r": run["adapter"].get("rank"),
         "lora_alpha": run["adapter"].get("alpha"),
         "use_rslora": bool(run["adapter"].get("rs")),
+        "use_dora": bool(run["adapter"].get("dora")),
         "lora_dropout": run["adapter"].get("dropout") or 0.0,
     }
     return (json.dumps(found | known, indent=2, sort_keys=True) + "\n").encode()
@@ -56,7 +49,7 @@ def write_adapter(filesystem: Any, path: str, files: Sequence[tuple[str, bytes]]
         for name, entry in sorted(named.items(), key=lambda item: item[1]["data_offsets"]):
             size = entry["data_offsets"][1] - entry["data_offsets"][0]
             for each in (name, *further_names(header)):
-                entries[as_peft(each)] = entry | {"data_offsets": (begin, begin + size)}
+                entries[in_peft(each)] = entry | {"data_offsets": (begin, begin + size)}
                 begin += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -16,7 +16,9 @@ from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal.adapter import (
     adapted_layers,
     adapter_config,
+    beside_lengths,
     initialise_adapter,
+    lengths_of_rows,
     name_in_base,
     save_adapter_config,
     with_adapter,
@@ -31,6 +33,7 @@ from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.frozen import FrozenWeights, Packing
 from dtfm.node.model.model import canonical_names
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.published_files import LENGTHS
 
 
 class AdaptedLM(CausalLM):
@@ -81,6 +84,7 @@ class AdaptedLM(CausalLM):
 
         shapes = {name: parameters[name].shape for names in of_layers for name in names}
         packing = Packing() if weights == "bf16" else Quantised(weights, adapted, anatomy.decoder)
+        self._read_frozen, self._packing = read, packing
         self.frozen = FrozenWeights(of_layers, shapes, read, packing)
 
     @property
@@ -107,7 +111,16 @@ class AdaptedLM(CausalLM):
             replace(bucket, parameters=tuple(each for each in bucket.parameters if LORA in each[0])), seed
         )
         values |= self._base.read(name for name, _ in bucket.parameters if name not in values)
+        values |= {name: self._lengths(name) for name in values if LENGTHS in name}
         return {name: values[name] for name, _ in bucket.parameters}
+
+    def _lengths(self, name: str) -> torch.Tensor:
+        """The first values of this parameter: the lengths of the rows of its matrix, as nodes keep that."""
+        matrix, is_transposed = beside_lengths(self.module, name)
+        numbers = self._read_frozen(matrix)
+        if isinstance(self._packing, Quantised):
+            numbers = self._packing.unpacked(self._packing.packed(matrix, numbers, torch.float32))
+        return lengths_of_rows(numbers.T if is_transposed else numbers)
 
     def initialised_parts(self, bucket: BucketSpec) -> Mapping[str, nn.Module]:
         return adapted_layers(self.module, (name for name, _ in bucket.parameters))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
@@ -18,6 +19,7 @@ from dtfm.node.model.causal.adapter_files import LORA
 from dtfm.node.model.causal.trained_modules import check_named, train_whole
 from dtfm.node.model.dropout import Dropout
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.published_files import LENGTHS
 
 _NAME = "default"
 """peft's name of the adapter."""
@@ -31,6 +33,7 @@ def adapter_config(adapter: Run.Adapter, base: str, revision: str | None) -> Lor
     return LoraConfig(
         r=adapter.rank,
         use_rslora=adapter.rs,
+        use_dora=adapter.dora,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft divides it, whatever number it is
         target_modules=list(adapter.targets) or "all-linear",
         lora_dropout=adapter.dropout,
@@ -106,9 +109,29 @@ def adapted_layers(module: nn.Module, parameters: Iterable[str]) -> dict[str, nn
 
 
 def initialise_adapter(module: nn.Module) -> None:
-    """Sets the adapter of one module as peft does: the first matrix is random, the second zero."""
+    """Sets the adapter of one module as peft does: the first matrix is random, the second zero. Lengths of rows, which follow
+    from the module's own matrix, are one (see `lengths_of_rows`)."""
     if isinstance(module, LoraLayer):
         module.reset_lora_parameters(_NAME, True)  # type: ignore[no-untyped-call]
+        for lengths in module.lora_magnitude_vector.parameters():
+            nn.init.ones_(lengths)
+
+
+def beside_lengths(module: nn.Module, name: str) -> tuple[str, bool]:
+    """Of the parameter with the lengths of rows (DoRA) that has this ``name``: the name of the matrix, and whether the matrix is
+    stored as [columns, rows]."""
+    path = name.partition(LENGTHS)[0]
+    return f"{path}.{_BASE}.weight", bool(getattr(module.get_submodule(path), "fan_in_fan_out", False))
+
+
+def lengths_of_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """The length of each row, float32, the same bits on every CPU: torch's own sums differ between kinds of CPUs."""
+    squares = matrix.double().square()
+    while (columns := squares.shape[1]) > 1:
+        half = columns // 2
+        sums = squares[:, :half] + squares[:, half : 2 * half]
+        squares = torch.cat([sums, squares[:, 2 * half :]], 1) if columns % 2 else sums
+    return squares[:, 0].sqrt().float()
 
 
 def save_adapter_config(config: LoraConfig, folder: Path) -> None:

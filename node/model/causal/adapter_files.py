@@ -10,13 +10,11 @@ import torch
 from dtfm.node.model.causal.weight_files import WeightFiles, repository_of
 from dtfm.protos.places import is_local_name
 from dtfm.protos.plan_pb2 import Run
-from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG
+from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, in_peft
 from dtfm.protos.run_file.published_adapter import PublishedAdapter, published_adapter
 
 log = logging.getLogger(__name__)
 
-_PEFT = "base_model.model."
-"""Begins the names that peft gives to a model's tensors."""
 _MERGE = "merge it with its model (peft's merge_and_unload), and begin with that"
 LORA = ".lora_"
 """In the names of LoRA's tensors. Others belong to modules that are trained whole."""
@@ -39,19 +37,20 @@ class AdapterFiles(WeightFiles):
         except ValueError as problem:
             raise ValueError(f"{self.KEY}: {problem}") from None
         self._check_base(found, base)
-        rs = {True: "true", False: "false"}
+        said = {True: "true", False: "false"}
         for key, mine, theirs in (
             ("rank", adapter.rank, found.rank),
             ("alpha", adapter.alpha, found.alpha),
-            ("rs", rs[adapter.rs], rs[found.rs]),
+            ("rs", said[adapter.rs], said[found.rs]),
+            ("dora", said[adapter.dora], said[found.dora]),
         ):
             if mine != theirs:
                 raise ValueError(
                     f"adapter.{key} = {mine}, but the adapter in {self.name} has {theirs}; set {key} = {theirs} in [adapter]"
                 )
-        wanted = {_in_peft(name): shape for name, shape in trained.items()}
+        wanted = {in_peft(name): shape for name, shape in trained.items()}
         missing, unknown = sorted(wanted.keys() - self.tensors.keys()), sorted(self.tensors.keys() - wanted.keys())
-        if not unknown and set(missing) <= set(map(_in_peft, further)):
+        if not unknown and set(missing) <= set(map(in_peft, further)):
             for name in missing:
                 raise self._wrong(f"it has no {name}: it trains one of two matrices that are one in this model", _MERGE)
         if missing or unknown:
@@ -75,9 +74,9 @@ class AdapterFiles(WeightFiles):
     def read_trained(self, names: Sequence[str], further: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The values of trained parameters, float32 or float64 on the CPU. ``further``: other names of the only one. Raises
         ValueError if a file cannot be read, or has other values under those."""
-        found = {name: self.read(_in_peft(name)) for name in names}
+        found = {name: self.read(in_peft(name)) for name in names}
         for name in further:
-            if not torch.equal(found[names[0]], self.read(_in_peft(name))):
+            if not torch.equal(found[names[0]], self.read(in_peft(name))):
                 raise self._wrong(
                     f"{names[0]} and {name} differ, and in this model they are one parameter",
                     _MERGE,
@@ -95,7 +94,3 @@ class AdapterFiles(WeightFiles):
                 f"adapter for {mine}"
             )
         log.info("the adapter of %s was trained beside %s, and goes on beside %s", self.name, theirs, mine)
-
-
-def _in_peft(name: str) -> str:
-    return f"{_PEFT}{name.replace('.default.', '.')}"

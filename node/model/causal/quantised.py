@@ -29,19 +29,24 @@ _NUMBERS, _SCALES = 16, 256
 """The entries of a matrix's tables in 4 bits: of its numbers, and of its scales."""
 
 
+def import_bitsandbytes(asked: str) -> Any:
+    """The library. Raises ValueError if it is missing. ``asked``: what needs it, as the user wrote it."""
+    try:
+        import bitsandbytes
+    except Exception as problem:  # it also looks for drivers
+        raise ValueError(
+            f"{asked} needs bitsandbytes, which cannot be imported here ({problem}); install it: {install_line('node')}"
+        ) from None
+    return bitsandbytes
+
+
 class Quantised(Packing):
     """Packs the matrices of ``module``'s decoder layers as ``weights`` says: "int8" or "nf4". ``decoder`` is the name of these
     layers."""
 
     def __init__(self, weights: str, module: PreTrainedModel, decoder: str) -> None:
         """Raises ValueError if bitsandbytes is missing."""
-        try:
-            import bitsandbytes
-        except Exception as problem:  # it also looks for drivers
-            raise ValueError(
-                f'model.weights = "{weights}" needs bitsandbytes, which cannot be imported here ({problem}); install it: '
-                f"{install_line('node')}"
-            ) from None
+        bitsandbytes = import_bitsandbytes(f'model.weights = "{weights}"')
         self._library: Any = bitsandbytes
         self._weights = weights
         self.name = f"{weights}, bitsandbytes {bitsandbytes.__version__}"
@@ -138,6 +143,11 @@ class Quantised(Packing):
             values, quant_state=state, blocksize=_BLOCK, compress_statistics=True, quant_type="nf4", bnb_quantized=True
         )
         return cast(nn.Parameter, made)
+
+    def unpacked(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The numbers of a matrix in 4 bits, as they are computed with."""
+        packed: Any = parameter
+        return cast(torch.Tensor, self._library.functional.dequantize_4bit(packed.data, packed.quant_state))
 
     def unpacked_bytes(self, name: str, shape: torch.Size, dtype: torch.dtype) -> int:
         return shape.numel() * dtype.itemsize if name in self._packs else 0

@@ -284,7 +284,7 @@ def _open(name: str, key: str) -> tuple[Any, str]:
                 f"{key}: there is no folder {name!r} on this node (in {Path.cwd()}); copy it there, or give a URL "
                 "that all nodes reach, or a name on the Hugging Face hub"
             )
-        return _on_hub(name)
+        return _on_hub(name, key)
     fs, path = open_place(name, key)
     return fs, str(path).rstrip("/")
 
@@ -294,11 +294,18 @@ def repository_of(name: str) -> str:
     return name.partition("@")[0]
 
 
-def _on_hub(name: str) -> tuple[Any, str]:
+def _on_hub(name: str, key: str) -> tuple[Any, str]:
     """The repository at its present commit, so that all reads are of one commit. ``name`` may end with "@" and a revision."""
     from huggingface_hub import HfApi, HfFileSystem
+    from huggingface_hub.errors import RevisionNotFoundError
 
     repository, _, revision = name.partition("@")
     token = hub_token(repository)
-    found = HfApi(token=token).model_info(repository, revision=revision or None)
+    try:
+        found = HfApi(token=token).model_info(repository, revision=revision or None)
+    except RevisionNotFoundError:
+        raise ValueError(
+            f"{key}: {repository} has no revision {revision!r:.100} on the Hugging Face hub; name one of its commits, tags or "
+            "branches after the @, or leave it out"
+        ) from None
     return HfFileSystem(token=token), f"{repository}@{found.sha}"

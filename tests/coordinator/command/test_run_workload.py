@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from dtfm.coordinator.command.planning.print_plan import workload_of_run
+from dtfm.coordinator.command.planning.run_workload import as_begun, workload_of_run
 from dtfm.node.command.workload_file import describe
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.workload import parse_workload
@@ -86,6 +87,80 @@ def test_a_run_with_an_adapter_asks_what_a_node_would_count(tmp_path: Path, also
         assert [getattr(layer, field) for layer in summed.layers] == [getattr(layer, field) for layer in counted.layers]
 
 
+PUBLISHED_ADAPTER = {
+    "peft_type": "LORA",
+    "base_model_name_or_path": "owner/base",
+    "revision": "0123456789abcdef0123456789abcdef01234567",
+    "r": 8,
+    "lora_alpha": 32,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "modules_to_save": ["lm_head"],
+    "bias": "none",
+}
+
+
+def adapter_in(folder: Path, **changes: object) -> Path:
+    """A folder as peft writes it."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(PUBLISHED_ADAPTER | changes))
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the Hugging Face hub."""
+    files = fsspec.filesystem("dir", path=str(tmp_path / "hub"), fs=fsspec.filesystem("file"))
+    monkeypatch.setattr("dtfm.coordinator.command.planning.run_workload.fsspec.filesystem", lambda _: files)
+    return tmp_path / "hub"
+
+
+def planned(text: str, tmp_path: Path, typed: Typed, code: int = 0) -> str:
+    (tmp_path / "run.toml").write_text(text)
+    return typed(*GPUS, "--run", str(tmp_path / "run.toml"), "--deadline", "0.1", "--json", code=code)
+
+
+def test_a_folder_of_peft_says_which_model_and_which_adapter(tmp_path: Path, hub: Path, typed: Typed) -> None:
+    """As `serve` reads it. The commit of the model is the adapter's."""
+    base = hub / f"owner/base@{PUBLISHED_ADAPTER['revision']}"
+    base.mkdir(parents=True)
+    (base / "config.json").write_text(json.dumps(EIGHT_BILLION))
+    folder = adapter_in(tmp_path / "adapter")
+    model: dict[str, object] = {"pretrained": str(folder), "weights": "nf4"}
+    (tmp_path / "config.json").write_text(json.dumps(EIGHT_BILLION))
+    named = run_file(model=model | {"pretrained": str(tmp_path)}, adapter={"rank": 8, "train_also": ["lm_head"]})
+    assert workload_of_run(as_begun(run_file(model=model, adapter={}))) == workload_of_run(named)
+    text = f'[model]\npretrained = "{folder}"\nweights = "nf4"\n'
+    assert json.loads(planned(f"{text}[adapter]\n", tmp_path, typed))["plan"] is not None
+    assert "adapter.rank = 4, but the adapter in" in planned(f"{text}[adapter]\nrank = 4\n", tmp_path, typed, code=2)
+
+
+def test_so_does_another_run_of_this_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model's folder may be one of this disk, which others do not find."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text(json.dumps(EIGHT_BILLION))
+    folder = adapter_in(tmp_path / "dtfm-runs/first/step-00000004", revision=None)
+    buckets = [{"index": 0, "file": "bucket-00000.safetensors", "bytes": 1, "blake3": "ab", "moments": "ab"}]
+    before = {"model": {"pretrained": str(tmp_path / "base")}, "adapter": {"rank": 8}}
+    manifest = {"format": 1, "run": before, "run_id": "1", "step": 4, "buckets": buckets}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    config = PUBLISHED_ADAPTER | {"base_model_name_or_path": str(tmp_path / "base"), "revision": None}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    found = workload_of_run(as_begun(run_file(model={"pretrained": "dtfm-runs/first"}, adapter={})))
+    assert len(found.layers) == 2 + 36
+
+
+def test_an_adapter_on_the_hub_is_told_how_to_be_named(tmp_path: Path, hub: Path, typed: Typed) -> None:
+    """The coordinator does not read it there, and nodes would refuse it."""
+    adapter_in(hub / "owner/adapter")
+    told = planned('[model]\npretrained = "owner/adapter"\n[adapter]\n', tmp_path, typed, code=2)
+    assert told == (
+        "dtfm-coordinator: model.pretrained is 'owner/adapter', an adapter: name its model as model.pretrained ('owner/base'), "
+        "and the adapter as adapter.pretrained, with its rank, alpha and targets\n"
+    )
+
+
 @pytest.mark.parametrize("weights", ["nf4", "int8", "bf16"])
 def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_train_them(
     tmp_path: Path, typed: Typed, weights: str
@@ -124,6 +199,18 @@ def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_tr
                 "data": {"tokenizer": "bytes"},
             },
             "memory with adapter.train_also = ['norm'] is not known without the model; known are embed_tokens, lm_head",
+        ),
+        (
+            {"model": {"pretrained": "FOLDER"}, "adapter": {"rank": 2000}, "data": {"tokenizer": "bytes"}},
+            "adapter.rank = 2000: the decoder layers have a matrix of 1024 times 4096; the rank must be at most 1024",
+        ),
+        (
+            {"model": {"pretrained": "FOLDER"}, "adapter": {"targets": ["q_proj"]}, "data": {"tokenizer": "bytes"}},
+            "memory with adapter.targets = ['q_proj'] is not known without the model; known are all matrices: down_",
+        ),
+        (
+            {"model": {"pretrained": "FOLDER"}, "adapter": {"dora": True}, "data": {"tokenizer": "bytes"}},
+            "memory with adapter.dora is not known without the model",
         ),
         ({"train": {"precision": "fp64"}}, "memory in fp64, or with data.isolate_documents, is not known"),
     ],
@@ -251,7 +338,7 @@ def test_it_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from dtfm.coordinator import cli\n"
-        "from dtfm.coordinator.command.planning.print_plan import workload_of_run\n"
+        "from dtfm.coordinator.command.planning.run_workload import workload_of_run\n"
         "from dtfm.protos.run_file.run_file import RunFile\n"
         "print(len(workload_of_run(RunFile()).layers))"
     )

@@ -39,14 +39,15 @@ def begun(tables: dict[str, Any]) -> RunFile:
 
 
 def test_the_model_and_all_else_follow_from_an_adapter(tmp_path: Path) -> None:
-    folder = adapter_in(tmp_path / "adapter", modules_to_save=["lm_head", "embed_tokens"], lora_dropout=0.05)
+    more = {"modules_to_save": ["lm_head", "embed_tokens"], "lora_dropout": 0.05, "use_dora": True}
+    folder = adapter_in(tmp_path / "adapter", **more)
     run = begun({"model": {"pretrained": str(folder), "weights": "nf4"}, "adapter": {}})
     sent = run.message("").model
     assert (sent.pretrained, sent.weights) == (f"owner/base@{COMMIT}", "nf4")
     assert (sent.adapter.rank, sent.adapter.alpha, sent.adapter.rs) == (8, 32, True)
     assert list(sent.adapter.targets) == ["q_proj", "v_proj"]
     assert list(sent.adapter.train_also) == ["embed_tokens", "lm_head"]
-    assert sent.adapter.dropout == 0.05
+    assert (sent.adapter.dropout, sent.adapter.dora) == (0.05, True)
     assert begun({"model": {"pretrained": str(folder)}, "adapter": {"dropout": 0.1}}).adapter.dropout == 0.1  # type: ignore[union-attr]
     assert sent.adapter.pretrained == "coordinator://disk/adapter"
     assert run.message("").data.tokenizer == "owner/base"
@@ -107,6 +108,7 @@ def test_so_does_another_runs_whose_model_is_on_this_disk(tmp_path: Path, monkey
         ({"rank": 16}, {}, r"adapter.rank = 16, but the adapter in .* has 8; leave rank out, or begin a new adapter"),
         ({"alpha": 8.0}, {}, r"adapter.alpha = 8.0, but the adapter in .* has 32.0"),
         ({"rs": False}, {}, r"adapter.rs = false, but the adapter in .* has true"),
+        ({"dora": True}, {}, r"adapter.dora = true, but the adapter in .* has false; leave dora out"),
         (
             {"targets": ["q_proj"]},
             {},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from typer.testing import CliRunner
 
 from dtfm.node.cli import app
@@ -42,9 +43,10 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish_adapter(tmp_path_factory.mktemp("adapter"), base)
 
 
-def judged(base: Path, adapter: Path | None, prompt: str, tokens: int) -> str:
-    """The likeliest tokens after the prompt."""
-    model: Any = AutoModelForCausalLM.from_pretrained(base)
+def judged(base: Path, adapter: Path | None, prompt: str, tokens: int, **packing: Any) -> str:
+    """The likeliest tokens after the prompt. ``packing``: as people have transformers and bitsandbytes pack the model."""
+    how = {"quantization_config": BitsAndBytesConfig(**packing), "device_map": "cpu"} if packing else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(base, **how)
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
@@ -62,6 +64,44 @@ def test_a_whole_model_and_an_adapter_write_what_transformers_and_peft_write(bas
             "tokens": 12,
             "end": "cut",
         }
+
+
+@pytest.mark.parametrize(
+    ("weights", "packing"),
+    [
+        ("nf4", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}),
+        pytest.param("int8", {"load_in_8bit": True}, marks=pytest.mark.soak),
+    ],
+)
+def test_a_packed_model_writes_what_transformers_and_bitsandbytes_write(
+    base: Path, adapter: Path, weights: str, packing: dict[str, Any]
+) -> None:
+    """Alone, and with an adapter beside it."""
+    written = set[str]()
+    for folder, beside in ((base, None), (adapter, adapter)):
+        asked = (folder, "--prompt", "def f", "--max-tokens", "12", "--temperature", "0", "--json")
+        said = json.loads(generate(*asked, "--weights", weights))
+        assert said["text"] == judged(base, beside, "def f", 12, **packing)
+        written.add(said["text"])
+    assert len(written) == 2
+
+
+def test_packing_needs_bitsandbytes_and_weights_to_pack(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = generate(base, "--prompt", "a", "--weights", "nf4", "--untrained", "1", code=2)
+    assert told == "--untrained draws weights, and --weights nf4 packs those of files; leave one of them out\n"
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    told = generate(base, "--prompt", "a", "--weights", "nf4", code=2)
+    assert told.startswith("--weights nf4 needs bitsandbytes, which cannot be imported here")
+    assert len(told.strip().splitlines()) == 1
+
+
+def test_a_model_that_does_not_fit_is_told_what_would(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
+    told = generate(base, "--prompt", "a", code=2)
+    assert told == f"the model in {base} does not fit cpu; give --weights nf4, or --device cpu\n"
 
 
 def test_the_terminal_shows_the_prompt_and_its_continuation_and_a_seed_repeats_it(base: Path) -> None:

@@ -95,6 +95,7 @@ def test_an_adapter_is_trained_only_where_its_table_is() -> None:
     also = read(ADAPTER + 'train_also = ["embed_tokens"]').message("x").model.adapter
     assert (list(also.train_also), also.dropout) == (["embed_tokens"], 0)
     assert read(ADAPTER + "dropout = 0.05").message("x").model.adapter.dropout == 0.05
+    assert [read(ADAPTER + keys).message("x").model.adapter.dora for keys in ("", "dora = true")] == [False, True]
     packed = read('[adapter]\n[model]\npretrained = "somewhere"\nweights = "nf4"')
     assert packed.message("x").model.weights == "nf4"
     assert parse_run(packed.model_dump(mode="json"), "the log") == packed
@@ -131,6 +132,10 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         (ADAPTER + "dropout = 1", "adapter.dropout = 1: must be below 1"),
         (ADAPTER + "targets = []", 'adapter.targets = []: must be "all-linear", or names of modules'),
         (ADAPTER + "train_also = 'lm_head'", "adapter.train_also = 'lm_head': must be names of modules, like"),
+        (
+            '[adapter]\ndora = true\n[model]\npretrained = "somewhere"\nweights = "int8"',
+            'dora = true does not go with model.weights = "int8": peft loses the scales of 8 bits on a CPU; set weights to "nf4"',
+        ),
         (ADAPTER + "rnk = 1", "adapter.rnk: unknown key; did you mean rank?"),
         (
             'model = { pretrained = "somewhere", weights = "nf4" }',

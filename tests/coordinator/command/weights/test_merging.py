@@ -38,10 +38,11 @@ SAMPLE = Sample((12,), torch.int64, 256)
 TORCH = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16, Format.FP32: torch.float32}
 
 
-def trained(folder: Path, published: Path, also: tuple[str, ...] = ()) -> tuple[Path, Model]:
+def trained(folder: Path, published: Path, also: tuple[str, ...] = (), **keys: Any) -> tuple[Path, Model]:
     """The checkpoint of step 5 of a run that has trained an adapter beside the published model, and ``also`` these modules, of
-    random numbers; and its model."""
-    run = {"model": {"pretrained": str(published)}, "adapter": {"rank": 4, "alpha": 6.0, "train_also": list(also)}}
+    random numbers; and its model. ``keys``: of its table [adapter]."""
+    adapter = {"rank": 4, "alpha": 6.0, "train_also": list(also), **keys}
+    run = {"model": {"pretrained": str(published)}, "adapter": adapter}
     model = load_model(parse_run(run, "the test").message("").model, SAMPLE)
     random = np.random.default_rng(5)
     checkpoint = folder / "step-00000005"
@@ -59,15 +60,18 @@ def trained(folder: Path, published: Path, also: tuple[str, ...] = ()) -> tuple[
     return checkpoint, model
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
-def test_it_is_what_peft_merges_to_a_rounding(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "dora"), [("qwen3", False), ("gpt2", False), ("qwen3", True), ("gpt2", True)])
+def test_it_is_what_peft_merges_to_a_rounding(
+    family: str, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where matrices are transposed, as GPT-2's are, and whatever the pieces in which files come."""
     module: Any = AutoModelForCausalLM.from_pretrained(publish(tmp_path / "made", family)).to(torch.bfloat16)
     published = tmp_path / "published"
     module.save_pretrained(published, max_shard_size="20KB")
-    checkpoint, _ = trained(tmp_path / "run", published)
+    checkpoint, _ = trained(tmp_path / "run", published, dora=dora)
     export_checkpoint(checkpoint.as_uri(), tmp_path / "adapter")
     monkeypatch.setattr("dtfm.coordinator.command.weights.stored.PIECE_BYTES", 1001)
+    monkeypatch.setattr("dtfm.coordinator.command.weights.merging.PIECE_BYTES", 1001)
     monkeypatch.setattr(exporting, "SHARD_BYTES", 30_000)
     for wanted in (None, *TORCH):
         dtype = TORCH[wanted] if wanted is not None else torch.bfloat16

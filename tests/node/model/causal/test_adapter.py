@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.host.work import WORK
+from dtfm.node.model.causal.adapter import lengths_of_rows
 from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.cost.layer_costs import layer_costs
@@ -32,9 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model_of(
-    folder: Path, *, weights: str = "bf16", rank: int = 4, targets: tuple[str, ...] = (), pretrained: Path | str = ""
+    folder: Path,
+    *,
+    weights: str = "bf16",
+    rank: int = 4,
+    targets: tuple[str, ...] = (),
+    pretrained: Path | str = "",
+    dora: bool = False,
 ) -> Model:
-    adapter = plan_pb2.Run.Adapter(rank=rank, alpha=8, targets=targets, pretrained=str(pretrained))
+    adapter = plan_pb2.Run.Adapter(rank=rank, alpha=8, targets=targets, pretrained=str(pretrained), dora=dora)
     return load_model(plan_pb2.Run.Model(pretrained=str(folder), weights=weights, adapter=adapter), SAMPLE)
 
 
@@ -60,6 +67,32 @@ def test_its_initial_values_follow_from_the_seed_and_the_bucket_alone(folder: Pa
     bound = 32**-0.5  # of kaiming_uniform_ with a = sqrt(5), for 32 numbers a row
     first = once["model.layers.0.self_attn.q_proj.lora_A.default.weight"]
     assert 0.9 * bound < first.abs().max() <= bound
+
+
+def test_doras_lengths_begin_as_those_of_the_matrix_as_nodes_keep_it(folder: Path) -> None:
+    for weights, apart in (("bf16", 1e-6), ("nf4", 0.2)):
+        model = model_of(folder, weights=weights, dora=True)
+        name = "model.layers.0.mlp.down_proj.lora_magnitude_vector.default.weight"
+        begun = model.initial_parameters(model.buckets[1], 7)[name]
+        matrix = load_file(folder / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+        torch.testing.assert_close(begun, matrix.norm(dim=1), rtol=apart, atol=0)
+    assert begun.shape == (32,)
+
+
+def test_the_planner_knows_the_memory_that_lengths_of_rows_take(folder: Path) -> None:
+    """The matrix is made again, with the product added."""
+    run = plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=2, precision=plan_pb2.FP32))
+    with_lengths, without = (layer_costs(model_of(folder, dora=dora), run)[1] for dora in (True, False))
+    numbers = sum((32, 32, 32, 32, 64, 64, 32))
+    assert with_lengths.parameter_bytes - without.parameter_bytes == 4 * numbers
+    assert with_lengths.kept_bytes > without.kept_bytes
+    assert with_lengths.working_bytes - without.working_bytes > 2 * 4 * 32 * 64
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 8, 17])
+def test_lengths_of_rows_are_what_torch_finds(columns: int) -> None:
+    matrix = torch.randn(4, columns)
+    torch.testing.assert_close(lengths_of_rows(matrix), matrix.norm(dim=1))
 
 
 def test_a_stage_reads_its_own_layers_alone_and_each_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +227,11 @@ def test_it_begins_with_the_numbers_of_a_published_adapter(folder: Path, tmp_pat
             "adapter.pretrained: ADAPTER: it has no base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, which the run "
             "trains; set adapter.targets = ['q_proj']",
         ),
-        ({"use_dora": True}, "adapter.pretrained: ADAPTER has use_dora = True, which runs do not train; merge it"),
+        ({"use_dora": True}, "adapter.dora = false, but the adapter in ADAPTER has true; set dora = true in [adapter]"),
+        (
+            {"rank_pattern": {"q_proj": 2}},
+            "adapter.pretrained: ADAPTER has rank_pattern = {'q_proj': 2}, which runs do not train; merge it",
+        ),
         (
             {"modules_to_save": ["lm_head"]},
             "adapter.pretrained: ADAPTER: it has base_model.model.lm_head.weight, which the run does not train; set "

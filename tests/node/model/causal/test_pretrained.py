@@ -7,11 +7,14 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RevisionNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -19,6 +22,7 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.data.text.tokenizer import Bytes, load_tokenizer
 from dtfm.node.host.work import WORK
 from dtfm.node.model.causal import weight_files
+from dtfm.node.model.causal.adapter_files import AdapterFiles
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
@@ -282,6 +286,23 @@ def test_a_folder_that_cannot_be_is_refused_by_name(copied: Path, spoiled: str) 
 def test_a_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"model.pretrained: there is no folder '/no/such/folder' on this node"):
         load("/no/such/folder")
+
+
+@pytest.mark.parametrize(("of", "key"), [(WeightFiles, "model.pretrained"), (AdapterFiles, "adapter.pretrained")])
+def test_a_revision_that_the_hub_does_not_have_is_named(
+    of: type[WeightFiles], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object, **__: object) -> None:
+        answer: Any = SimpleNamespace(headers={}, request=None)
+        raise RevisionNotFoundError("404", response=answer)
+
+    monkeypatch.setattr(HfApi, "model_info", asked)
+    with pytest.raises(ValueError, match=r"^\S+ owner/base has no revision 'v9' on the .*") as told:
+        of("owner/base@v9")
+    assert str(told.value) == (
+        f"{key}: owner/base has no revision 'v9' on the Hugging Face hub; name one of its commits, tags or branches after the @, "
+        "or leave it out"
+    )
 
 
 def test_tied_parameters_that_differ_are_refused(tmp_path: Path) -> None:

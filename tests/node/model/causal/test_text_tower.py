@@ -9,74 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from dtfm.node.data.samples import Sample
 from dtfm.node.model.load import load_model
 from dtfm.protos import plan_pb2
-
-VOCABULARY = 61
-TEXT = Sample((12,), torch.int64, VOCABULARY)
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "head_dim": 8,
-}
-VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "image_size": 16,
-    "patch_size": 8,
-}
-TOWERS: dict[str, dict[str, Any]] = {
-    "gemma3": {"text_config": SIZES | {"model_type": "gemma3_text"}, "vision_config": VISION, "mm_tokens_per_image": 4},
-    "llama4": {
-        "text_config": SIZES | {"model_type": "llama4_text", "intermediate_size_mlp": 48, "num_local_experts": 2},
-        "vision_config": VISION | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
-    },
-    "qwen3_5": {
-        "text_config": SIZES
-        | {
-            "model_type": "qwen3_5_text",
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        "vision_config": {
-            "hidden_size": 16,
-            "depth": 1,
-            "num_heads": 2,
-            "intermediate_size": 16,
-            "out_hidden_size": 32,
-        },
-    },
-    "mistral3": {
-        "text_config": SIZES | {"model_type": "mistral"},
-        "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
-    },
-}
-
-
-def saved(folder: Path, family: str) -> Any:
-    """A model of random weights, with what reads images, as transformers saves it."""
-    torch.manual_seed(3)
-    module: Any = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **TOWERS[family]))
-    module.save_pretrained(folder, max_shard_size="20KB")
-    return module.eval()
+from tests.node.model.causal.families import SAMPLE, TOWER, TOWERS, saved_with_images
+from tests.node.model.test_stage import VOCABULARY
 
 
 @pytest.mark.parametrize("family", TOWERS)
 def test_the_language_model_of_a_larger_one_is_trained_and_goes_home(family: str, tmp_path: Path) -> None:
-    whole = saved(tmp_path / "first", family)
-    model = load_model(plan_pb2.Run.Model(pretrained=str(tmp_path / "first")), TEXT)
+    whole = saved_with_images(tmp_path / "first", family)
+    model = load_model(plan_pb2.Run.Model(pretrained=str(tmp_path / "first")), SAMPLE)
     values = {name: value for bucket in model.buckets for name, value in model.initial_parameters(bucket, 1).items()}
     home = tmp_path / "home"
     home.mkdir()
@@ -97,7 +41,7 @@ def test_the_language_model_of_a_larger_one_is_trained_and_goes_home(family: str
 def test_the_older_names_of_a_tower_are_read_as_well(tmp_path: Path) -> None:
     """Published files have "language_model.model.layers", later ones "model.language_model.layers"."""
     folder = tmp_path / "first"
-    saved(folder, "gemma3")
+    saved_with_images(folder, "gemma3")
     tensors = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
     for file in folder.glob("*.safetensors*"):
         file.unlink()
@@ -112,20 +56,20 @@ def test_the_older_names_of_a_tower_are_read_as_well(tmp_path: Path) -> None:
             else:
                 renamed[name] = value
         save_file(renamed, folder / "model.safetensors", {"format": "pt"})
-        model = load_model(plan_pb2.Run.Model(pretrained=str(folder)), TEXT)
+        model = load_model(plan_pb2.Run.Model(pretrained=str(folder)), SAMPLE)
         (value,) = model.initial_parameters(model.buckets[-1], 1).values()
         assert torch.equal(value, next(v for n, v in tensors.items() if n.endswith("embed_tokens.weight")))
 
 
 def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "first"
-    saved(folder, "gemma3")
+    saved_with_images(folder, "gemma3")
     file = folder / "config.json"
     config = json.loads(file.read_text())
     config["text_config"] |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     file.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"model.pretrained: .*model.layers.2.* are missing; copy the folder again"):
-        load_model(plan_pb2.Run.Model(pretrained=str(folder)), TEXT)
+        load_model(plan_pb2.Run.Model(pretrained=str(folder)), SAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +78,8 @@ def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
 )
 def test_a_setting_that_the_familys_code_reads_is_taken(family: str, more: dict[str, Any]) -> None:
     """Its config does not list head_dim, which published models have."""
-    given = SIZES | {"head_dim": 16, "moe_intermediate_size": 16, "num_experts_per_tok": 2} | more
-    model = load_model(plan_pb2.Run.Model(family=family, config_json=json.dumps(given)), TEXT)
+    given = TOWER | {"head_dim": 16, "moe_intermediate_size": 16, "num_experts_per_tok": 2} | more
+    model = load_model(plan_pb2.Run.Model(family=family, config_json=json.dumps(given)), SAMPLE)
     assert dict(model.module.named_parameters())["model.layers.0.self_attn.q_proj.weight"].shape == (4 * 16, 32)
     with pytest.raises(ValueError, match=f"'{family}' has no setting 'head_dims'; leave it out"):
-        load_model(plan_pb2.Run.Model(family=family, config_json=json.dumps(given | {"head_dims": 1})), TEXT)
+        load_model(plan_pb2.Run.Model(family=family, config_json=json.dumps(given | {"head_dims": 1})), SAMPLE)

@@ -1,0 +1,106 @@
+"""The workload of a run file, without torch and without the model: the published settings say how large that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from dtfm.coordinator.core.validation.description import workload_of
+from dtfm.coordinator.service.begun_from import begun_from
+from dtfm.protos.places import is_local_name
+from dtfm.protos.published_files import ADAPTER_CONFIG, CONFIG
+from dtfm.protos.run_file.run_file import RunFile, parse_run
+from dtfm.scheduler.formats.language_model import (
+    KNOWN,
+    MATRICES,
+    TRAINED_ALSO,
+    Beside,
+    backward_per_forward,
+    language_model_layers,
+)
+from dtfm.scheduler.formats.model_config import NoSuchModel
+from dtfm.scheduler.model.workload import Workload
+
+BYTES = 256
+"""The number of tokens of the tokenizer "bytes"."""
+
+
+def as_begun(run: RunFile) -> RunFile:
+    """The run as `serve` begins it: folders on this disk say what its model and its adapter are. Raises ValueError if no run can
+    begin with them."""
+    tables = begun_from(run)
+    return parse_run(run.model_dump(mode="json") | tables, "the run") if tables else run
+
+
+def workload_of_run(run: RunFile) -> Workload:
+    """The workload as `dtfm-node workload` counts it. Raises ValueError if only that command can count it, and NoSuchModel if
+    that command cannot either."""
+    model, data, train = run.model, run.data, run.train
+    family, config, bf16 = model.family, model.config, train.precision == "bf16"
+    if model.pretrained:
+        found = _settings(run)
+        family, config = str(found.get("model_type")), {key: found[key] for key in KNOWN if key in found}
+    vocabulary = config.get("vocab_size") or (BYTES if data.tokenizer in ("", "bytes") else None)
+    if type(vocabulary) is not int or vocabulary < 1:
+        raise ValueError(f"the vocabulary of {data.tokenizer!r:.80} is not known; add vocab_size to model.config")
+    if train.precision == "fp64" or data.isolate_documents:
+        raise ValueError("memory in fp64, or with data.isolate_documents, is not known without the model")
+    beside = None
+    if (adapter := run.adapter) is not None:
+        if adapter.targets != "all-linear" and {*adapter.targets} != MATRICES:
+            raise ValueError(
+                f"memory with adapter.targets = {adapter.targets!r:.200} is not known without the model; known are all "
+                f"matrices: {', '.join(sorted(MATRICES))}"
+            )
+        if adapter.dora:
+            raise ValueError("memory with adapter.dora is not known without the model")
+        also = frozenset(adapter.train_also)
+        if not also <= TRAINED_ALSO:
+            raise ValueError(
+                f"memory with adapter.train_also = {adapter.train_also!r:.200} is not known without the model; known are "
+                f"{', '.join(sorted(TRAINED_ALSO))}"
+            )
+        both = TRAINED_ALSO if also and config.get("tie_word_embeddings") else also
+        beside = Beside(adapter.rank, model.weights, both, adapter.dropout > 0)
+    layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16, beside)
+    if beside is None:
+        return workload_of(layers, run)
+    return workload_of(layers, run, backward_per_forward(layers, train.micro_batch * data.sequence_length))
+
+
+def _settings(run: RunFile) -> Mapping[str, Any]:
+    """The content of the model's config.json."""
+    name = run.model.pretrained
+    if (found := _json(run, CONFIG)) is not None:
+        return found
+    if (adapter := _json(run, ADAPTER_CONFIG)) is not None:
+        base = str(adapter.get("base_model_name_or_path"))
+        raise NoSuchModel(
+            f"model.pretrained is {name!r:.80}, an adapter: name its model as model.pretrained ({base!r:.200}), and the adapter "
+            "as adapter.pretrained, with its rank, alpha and targets"
+        )
+    raise ValueError(
+        f"model.pretrained is {name!r:.80}, not a folder with a config.json, nor read from here on the hub"
+    )
+
+
+def _json(run: RunFile, file: str) -> dict[str, Any] | None:
+    """The content of a file of the published model: in a folder, or on the Hugging Face hub, if its library is installed. None if
+    it cannot be read."""
+    name, own = run.model.pretrained, run.own_weights
+    repository, _, revision = name.partition("@")
+    try:
+        folder = own or Path(name).expanduser()
+        if folder.is_dir() or is_local_name(name) or repository.count("/") != 1:
+            content = (folder / file).read_bytes()
+        else:
+            place = f"{repository}@{revision}" if revision else repository
+            content = fsspec.filesystem("hf").cat_file(f"{place}/{file}")
+        found = json.loads(content)
+    except Exception:  # whatever the hub's library raises
+        return None
+    return found if isinstance(found, dict) else None
