@@ -215,7 +215,7 @@ def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
             for generation in nodes.generations.values():
                 for index, bucket in generation.stage.buckets.items():
                     before[index] = bucket.shared[0].clone()
-                    share = generation.placement.share_in_exchange(index, Codec.TOPK)
+                    share = generation.placement.share_in_exchange(index, Codec.TOPK, nodes.step + 1)
                     change = (before[index] - bucket.parameters) * share
                     learnt.setdefault(index, {})[generation.placement.island] = change
             carried = left_out(nodes)
