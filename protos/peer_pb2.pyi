@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StateRequest(_message.Message):
-    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot", "shared")
+    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot", "shared", "end")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FROM_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     bucket: int
     offset: int
     from_snapshot: bool
     shared: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ..., shared: _Optional[bool] = ...) -> None: ...
+    end: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ..., shared: _Optional[bool] = ..., end: _Optional[int] = ...) -> None: ...
 
 class KeptRequest(_message.Message):
     __slots__ = ("generation", "step", "kind", "index", "part")

@@ -93,6 +93,8 @@ class Training:
     """By node, the number of the island whose state it holds. Empty: all nodes hold the state of island 0."""
     began: Mapping[int, int] = field(default_factory=dict)
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
+    moments: Mapping[int, int] = field(default_factory=dict)
+    """By island that begins within a round, the island whose moments it gets. Empty once the plan has begun."""
     writer: int | None = None
     """The island that writes snapshots of the state after ``step``; None: the state was read from a snapshot."""
     outer: OuterStep | None = None
@@ -154,6 +156,7 @@ class Training:
             held=(),
             islands={},
             began={},
+            moments={},
             writer=None,
             last=None,
             optimizer=None,
@@ -187,6 +190,9 @@ class PlanAdopted:
     """The planner's lower bound for a step."""
     counts_from: int = 0
     """Work on the next step still counts if it was done since this generation."""
+    moments: dict[int, int] | None = None
+    """By island that begins within a round, with the weights of the last exchange: the island whose moments it gets. Other new
+    islands begin with moments of zero. None: in logs of earlier versions, where islands counted in exchanges by their shares."""
     event: Literal["plan_adopted"] = "plan_adopted"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -201,6 +207,7 @@ class PlanAdopted:
             codecs={},
             counts_from=self.counts_from,
             began=self._began(ledger),
+            moments=self.moments or {},
             all_rounds=training.all_rounds
             if self.plan.rounds == training.rounds
             else (*training.all_rounds, self.plan.rounds),
@@ -209,18 +216,24 @@ class PlanAdopted:
         return replace(ledger, training=training)
 
     def _began(self, ledger: Ledger) -> Mapping[int, int]:
-        """An island that was whole goes on. If no state is held, the first island goes on from the snapshot."""
+        """An island that was whole goes on. An island that gets another's moments began with these. If no state is held, the
+        first island goes on from the snapshot."""
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
         going_on = {number: ledger.training.moments_began(number) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
         last = ledger.training.began.get(first, ledger.copies.from_weights)
         began |= going_on or {first: known.began if known is not None else last}
+        began |= {island: ledger.training.moments_began(source) for island, source in (self.moments or {}).items()}
         return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:
         expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)
         what = f"{describe_plan(self.plan)}{f'; {expected}' if expected else ''}"
-        return f"plan {self.generation} from step {self.step + 1} on: {what}. {self.reason}"
+        begins = "".join(
+            f" Island {island} begins with the weights of the last exchange and the moments of island {source}."
+            for island, source in sorted((self.moments or {}).items())
+        )
+        return f"plan {self.generation} from step {self.step + 1} on: {what}. {self.reason}{begins}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +292,9 @@ class PlanStarted:
         began = {stage.island: step for stage in plan.stages if (step := ledger.training.began.get(stage.island))}
         before, copies, first = ledger.training, ledger.copies, plan.stages[0].island
         writer = before.writer if before.step in {*copies.checkpoints, *copies.on_disks} else first
-        training = replace(before, held=held, islands=islands, began=began, writer=writer, codecs=self.codecs)
+        training = replace(
+            before, held=held, islands=islands, began=began, moments={}, writer=writer, codecs=self.codecs
+        )
         trust = replace(ledger.trust, damaged_by=())
         return replace(ledger, training=training, copies=copies.without_others(before.step, first), trust=trust)
 

@@ -33,7 +33,7 @@ class Wanted:
 
     ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns an error in the
     whole, or "" if it is good. After an error the bucket is fetched again from another donor. ``shared``: the part that all
-    islands have the same.
+    islands have the same. ``begin``: the first wanted byte of the state.
     """
 
     bucket: int
@@ -43,6 +43,7 @@ class Wanted:
     finish: Callable[[], str] = lambda: ""
     from_snapshot: bool = False
     shared: bool = False
+    begin: int = 0
 
 
 async def fetch(
@@ -132,9 +133,10 @@ async def _fetch_one(
                 generation=generation,
                 step=step,
                 bucket=wanted.bucket,
-                offset=come.have,
+                offset=wanted.begin + come.have,
                 from_snapshot=wanted.from_snapshot,
                 shared=wanted.shared,
+                end=wanted.begin + wanted.size_bytes if wanted.begin else 0,
             )
             try:
                 async with silence.bounded():

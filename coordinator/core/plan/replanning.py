@@ -94,8 +94,10 @@ def planned(transition: Transition, result: Planned) -> None:
         transition.end_question(planner, False, f"the run is to compute in {other.precision}")
         transition.find(other)
         return
-    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome, at_rest=True)))
-    found = Answer(asked.question, asked.hasty, outcome.plan, at=transition.now)
+    rounds = rounds_of(state, outcome, at_rest=not outcome.within_round)
+    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds))
+    # A plan for within a round has the islands that there are: once it is adopted, the planner looks for better ones.
+    found = Answer(asked.question, asked.hasty or outcome.within_round, outcome.plan, at=transition.now)
     training = state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
@@ -127,7 +129,8 @@ def drop_stale_choice(transition: Transition) -> None:
 
 
 def switch_is_due(state: State) -> bool:
-    """Whether a plan is chosen and its nodes have copied the state they lack, so that the next pause may adopt it."""
+    """Whether a plan is chosen and its nodes have copied the state they lack, so that the next pause may adopt it. Within a round
+    they have the weights of the last exchange."""
     return state.planner.chosen is not None and not standby.still_copying(state)
 
 
@@ -172,7 +175,7 @@ def _decide_to_change(state: State, now: float, asked_for: bool) -> Decision:
     if planner.asked is not None:
         return Wait(WaitReason.PLANNING, "the planner is at work already")
     question = question_of(state)
-    if switch_is_due(state):
+    if switch_is_due(state) or (planner.chosen is not None and planner.chosen.within_round):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:
         return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")
