@@ -12,6 +12,7 @@ from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.plan.adoption import adopt, rounds_of
 from dtfm.coordinator.core.plan.asking import ask, question_of, round_lengths
+from dtfm.coordinator.core.plan.beginning_islands import steps_left
 from dtfm.coordinator.core.plan.steep_start import steep_start
 from dtfm.coordinator.core.plan.waiting import Wait, WaitReason, begin_waiting, too_few
 from dtfm.coordinator.core.refusal import shorten
@@ -171,10 +172,10 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
 
 
 def _decide_to_change(state: State, now: float, asked_for: bool) -> Decision:
-    planner = state.planner
-    if planner.asked is not None:
+    planner, question = state.planner, question_of(state)
+    # An island of newcomers is quickly found, and may begin within the round: it does not wait for a search for all islands.
+    if planner.asked is not None and not (steps_left(state) and question.nodes - planner.asked.question.nodes):
         return Wait(WaitReason.PLANNING, "the planner is at work already")
-    question = question_of(state)
     if switch_is_due(state) or (planner.chosen is not None and planner.chosen.within_round):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:

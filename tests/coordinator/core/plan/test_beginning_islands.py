@@ -219,6 +219,21 @@ def test_what_a_lost_island_had_trained_comes_again_and_does_not_count_for_its_n
     assert checked(world.records).findings == ()
 
 
+def test_a_newcomer_does_not_wait_for_a_search_that_does_not_know_it() -> None:
+    """The planner looks for islands of idle nodes first, and answers at once."""
+    world = each_alone("a", "b", **ROUNDS)
+    world.automatic_planning = False
+    world.join("c")
+    world.wanted.clear()
+    world.join("d")
+    assert len(world.wanted) == 1
+    asked = world.state.planner.asked
+    assert asked is not None
+    assert {node for node, _ in asked.question.nodes} == {*"abcd"}
+    world.step()
+    assert len(world.wanted) == 1
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_the_planner_is_told_how_many_steps_are_left_to_train(steps: int) -> None:
     world = each_alone("a", "b", **ROUNDS)
