@@ -172,11 +172,14 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
 
 
 def _decide_to_change(state: State, now: float, asked_for: bool) -> Decision:
-    planner, question = state.planner, question_of(state)
-    # An island of newcomers is quickly found, and may begin within the round: it does not wait for a search for all islands.
-    if planner.asked is not None and not (steps_left(state) and question.nodes - planner.asked.question.nodes):
+    planner, question, chosen = state.planner, question_of(state), state.planner.chosen
+    last = planner.asked or planner.answer
+    # An island of newcomers is quickly found, and may begin within the round: it waits neither for a search for all islands, nor
+    # for a plan that is adopted at the exchange.
+    hurries = steps_left(state) > 0 and last is not None and bool(question.nodes - last.question.nodes)
+    if planner.asked is not None and not hurries:
         return Wait(WaitReason.PLANNING, "the planner is at work already")
-    if switch_is_due(state) or (planner.chosen is not None and planner.chosen.within_round):
+    if (chosen is not None and chosen.within_round) or (switch_is_due(state) and not hurries):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:
         return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")

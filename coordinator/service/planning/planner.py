@@ -89,7 +89,7 @@ def choose(
 def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> PlanChosen:
     """Raises Infeasible."""
     (standing, *others), known = wanted.lengths, layout.Known()
-    if (soon := _within_round(wanted, stopped)) is not None:
+    if (soon := within_round(wanted, stopped)) is not None:
         return soon
     if not others:
         return _chosen(_planned(wanted, standing, stopped, known, kept), standing, "")
@@ -117,7 +117,7 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> Plan
     return _chosen(plain, 0, NO_ROUNDS_PAY)
 
 
-def _within_round(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen | None:
+def within_round(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen | None:
     """The plan in force with islands of nodes that are idle, if that pays before the next exchange."""
     incumbent = wanted.incumbent
     if incumbent is None or not wanted.steps_left:

@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.counted import Counted
 from dtfm.scheduler.model.owed import Owed
@@ -227,11 +228,28 @@ def test_a_newcomer_does_not_wait_for_a_search_that_does_not_know_it() -> None:
     world.wanted.clear()
     world.join("d")
     assert len(world.wanted) == 1
-    asked = world.state.planner.asked
-    assert asked is not None
-    assert {node for node, _ in asked.question.nodes} == {*"abcd"}
+    assert {node for node, _ in asked_about(world)} == {*"abcd"}
     world.step()
     assert len(world.wanted) == 1
+
+
+def test_a_newcomer_does_not_wait_for_a_plan_that_is_adopted_at_the_exchange() -> None:
+    world = each_alone("a", "b", "c", **ROUNDS)
+    world.step()
+    planner = world.planner
+    world.planner = lambda _: planner("bc")
+    world.hear("a", leaving=wire.Leaving(reason="its owner needs it"))
+    assert world.state.planner.chosen is not None
+    assert not world.state.planner.chosen.within_round
+    world.automatic_planning = False
+    world.join("d")
+    assert {node for node, _ in asked_about(world)} == {*"bcd"}
+
+
+def asked_about(world: World) -> frozenset[tuple[str, str]]:
+    asked = world.state.planner.asked
+    assert asked is not None
+    return asked.question.nodes
 
 
 @pytest.mark.parametrize("steps", [0, 2])
