@@ -456,7 +456,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before", "frozen")
+    __slots__ = ("generation", "plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before", "takes_moments", "frozen")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +474,7 @@ class Assignment(_message.Message):
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
     ISLAND_BEGAN_FIELD_NUMBER: _ClassVar[int]
     TRAINED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_MOMENTS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     plan: bytes
@@ -487,8 +488,9 @@ class Assignment(_message.Message):
     counts_from: int
     island_began: int
     trained_before: int
+    takes_moments: bool
     frozen: _containers.RepeatedCompositeFieldContainer[FrozenLayer]
-    def __init__(self, generation: _Optional[int] = ..., plan: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ..., frozen: _Optional[_Iterable[_Union[FrozenLayer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., plan: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ..., takes_moments: _Optional[bool] = ..., frozen: _Optional[_Iterable[_Union[FrozenLayer, _Mapping]]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers", "rounds", "trained_before", "frozen")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64tfm/protos/peer.proto\x12\x04\x64tfm\"\x87\x01\n\x0cStateRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x15\n\rfrom_snapshot\x18\x05 \x01(\x08\x12\x0e\n\x06shared\x18\x06 \x01(\x08\x12\x0e\n\x06\x66rozen\x18\x07 \x01(\x08\"Z\n\x0bKeptRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\r\"1\n\x0eStandbyRequest\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\r\x12\x0e\n\x06shared\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64tfm/protos/peer.proto\x12\x04\x64tfm\"\x94\x01\n\x0cStateRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x15\n\rfrom_snapshot\x18\x05 \x01(\x08\x12\x0e\n\x06shared\x18\x06 \x01(\x08\x12\x0e\n\x06\x66rozen\x18\x07 \x01(\x08\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x04\"Z\n\x0bKeptRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\r\"1\n\x0eStandbyRequest\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\r\x12\x0e\n\x06shared\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dtfm.protos.peer_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATEREQUEST']._serialized_start=33
-  _globals['_STATEREQUEST']._serialized_end=168
-  _globals['_KEPTREQUEST']._serialized_start=170
-  _globals['_KEPTREQUEST']._serialized_end=260
-  _globals['_STANDBYREQUEST']._serialized_start=262
-  _globals['_STANDBYREQUEST']._serialized_end=311
+  _globals['_STATEREQUEST']._serialized_end=181
+  _globals['_KEPTREQUEST']._serialized_start=183
+  _globals['_KEPTREQUEST']._serialized_end=273
+  _globals['_STANDBYREQUEST']._serialized_start=275
+  _globals['_STANDBYREQUEST']._serialized_end=324
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StateRequest(_message.Message):
-    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot", "shared", "frozen")
+    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot", "shared", "frozen", "end")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class StateRequest(_message.Message):
     FROM_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     bucket: int
@@ -22,7 +23,8 @@ class StateRequest(_message.Message):
     from_snapshot: bool
     shared: bool
     frozen: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ..., shared: _Optional[bool] = ..., frozen: _Optional[bool] = ...) -> None: ...
+    end: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ..., shared: _Optional[bool] = ..., frozen: _Optional[bool] = ..., end: _Optional[int] = ...) -> None: ...
 
 class KeptRequest(_message.Message):
     __slots__ = ("generation", "step", "kind", "index", "part")

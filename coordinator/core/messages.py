@@ -88,6 +88,7 @@ def assignments(
         message = control_pb2.CoordinatorMessage(assignment=common)
         assigned = message.assignment
         assigned.island_began = ledger.training.began.get(islands.get(node, 0), 0)
+        assigned.takes_moments = islands.get(node, 0) in ledger.training.moments
         assigned.trained_before = ledger.training.trained(ledger.training.moments_began(islands.get(node, 0)))
         for names in givers.get(node, nobody):
             assigned.donors.add(nodes=names)

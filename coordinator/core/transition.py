@@ -191,6 +191,8 @@ class PlanWanted:
     """See Training."""
     uncertainty: float = 0.0
     """Another plan must save more than this fraction of a step (plan/drift.py)."""
+    steps_left: int = 0
+    """The steps that an island could train in this round if it began soon; 0: islands begin at an exchange alone."""
 
 
 @dataclass(frozen=True, slots=True)

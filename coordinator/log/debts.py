@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dtfm.scheduler.model.counted import NOTHING_COUNTED, Counted
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed, Range, total
 from dtfm.scheduler.model.plan import Plan
 
@@ -30,6 +31,15 @@ class Debts:
         before, of_step = self.committed, plan.micro_batches
         new = before.new + max(0, (trained - before.since) * of_step - total(before.again))
         return Owed(trained, joined([*lost, *before.left(trained, of_step)]), new)
+
+    def counted(self, plan: Plan, trained: int) -> Counted:
+        """What the islands of this plan, which is adopted after ``trained`` steps, have trained since the last exchange."""
+        had = {island: sum(map(total, self.of_round[island])) for island in plan.places if island in self.of_round}
+        return Counted(trained, tuple(sorted(had.items()))) if had else NOTHING_COUNTED
+
+    def all_trained_all(self, plan: Plan) -> bool:
+        """Whether each island of the plan has trained in each step since the last exchange."""
+        return all(len(self.of_round.get(island, ())) == len(self.rates) for island in plan.places)
 
     def with_plan(self, plan: Plan) -> Debts:
         """The debts after this plan was adopted."""

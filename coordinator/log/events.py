@@ -44,6 +44,7 @@ from dtfm.coordinator.log.members import (
     NodeRefused as NodeRefused,
     Preparing as Preparing,
 )
+from dtfm.coordinator.log.plan_failed import PlanFailed as PlanFailed
 from dtfm.coordinator.log.reach import (
     Link as Link,
     LinksMeasured as LinksMeasured,
@@ -81,7 +82,6 @@ from dtfm.coordinator.log.training import (
     Codecs as Codecs,
     CodecsChosen as CodecsChosen,
     PlanAdopted as PlanAdopted,
-    PlanFailed as PlanFailed,
     PlanRepriced as PlanRepriced,
     PlanStarted as PlanStarted,
 )

@@ -134,12 +134,15 @@ class Ledger:
         return next(iter(self.whole_islands), min(self.training.islands.values(), default=0))
 
     def source_of(self, node: str) -> int | None:
-        """The island whose state the node needs for the plan: its own. A node without a part in the plan needs the state of the
-        `whole_island`. None: the state that all islands share is enough, as the node's own island begins with this plan."""
+        """The island whose state the node needs for the plan: its own, or the one whose moments its own gets. A node without a
+        part in the plan needs the state of the `whole_island`. None: the state that all islands share is enough, as the node's
+        own island begins with this plan."""
         plan, training = self.training.plan, self.training
         own = None if plan is None else plan.island_of(node)
         if own is None:
             return self.whole_island
+        if own in training.moments:
+            return training.moments[own]
         return None if 0 < training.began.get(own, 0) == training.step else own
 
     @property

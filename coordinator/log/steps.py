@@ -16,6 +16,7 @@ from dtfm.protos.texts import MOST_PROMPTS
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
+    from dtfm.coordinator.log.training import Training
     from dtfm.scheduler.model.plan import Plan
 
 NODE_LEFT = "NODE_LEFT"
@@ -115,8 +116,8 @@ class StepCommitted:
             outer=(self.outer or outer_step_of(ledger.run)) if self.exchange else ledger.training.outer,
             looking=ledger.training.looking if self.looked is None else (self.step, self.looked.seconds),
         )
-        if plan is not None and self.exchange and self.change_norms:
-            training = training.with_spread(self._spread(plan, training.rounds.length))
+        if plan is not None and self.exchange and self.change_norms and training.debts.all_trained_all(plan):
+            training = training.with_spread(self._spread(plan, ledger.training))
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
@@ -153,10 +154,9 @@ class StepCommitted:
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
 
-    def _spread(self, plan: Plan, length: float) -> Spread:
+    def _spread(self, plan: Plan, training: Training) -> Spread:
         norms = {int(island): norm for island, norm in self.change_norms.items()}
-        shares = {island: len(places) / plan.micro_batches for island, places in plan.places.items()}
-        return Spread(len(shares), length, noise_of(norms, self.gradient_norm, shares))
+        return Spread(len(norms), training.rounds.length, noise_of(norms, self.gradient_norm, plan.weights(self.step)))
 
     def _choice(self) -> str:
         if self.looked is None:

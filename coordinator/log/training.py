@@ -93,6 +93,8 @@ class Training:
     """By node, the number of the island whose state it holds. Empty: all nodes hold the state of island 0."""
     began: Mapping[int, int] = field(default_factory=dict)
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
+    moments: Mapping[int, int] = field(default_factory=dict)
+    """By island that begins within a round, the island whose moments it gets. Empty once the plan has begun."""
     writer: int | None = None
     """The island that writes snapshots of the state after ``step``; None: the state was read from a snapshot."""
     outer: OuterStep | None = None
@@ -154,6 +156,7 @@ class Training:
             held=(),
             islands={},
             began={},
+            moments={},
             writer=None,
             last=None,
             optimizer=None,
@@ -187,6 +190,9 @@ class PlanAdopted:
     """The planner's lower bound for a step."""
     counts_from: int = 0
     """Work on the next step still counts if it was done since this generation."""
+    moments: dict[int, int] | None = None
+    """By island that begins within a round, with the weights of the last exchange: the island whose moments it gets. Other new
+    islands begin with moments of zero. None: in logs of earlier versions, where islands counted in exchanges by their shares."""
     event: Literal["plan_adopted"] = "plan_adopted"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -201,6 +207,7 @@ class PlanAdopted:
             codecs={},
             counts_from=self.counts_from,
             began=self._began(ledger),
+            moments=self.moments or {},
             all_rounds=training.all_rounds
             if self.plan.rounds == training.rounds
             else (*training.all_rounds, self.plan.rounds),
@@ -209,18 +216,24 @@ class PlanAdopted:
         return replace(ledger, training=training)
 
     def _began(self, ledger: Ledger) -> Mapping[int, int]:
-        """An island that was whole goes on. If no state is held, the first island goes on from the snapshot."""
+        """An island that was whole goes on. An island that gets another's moments began with these. If no state is held, the
+        first island goes on from the snapshot."""
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
         going_on = {number: ledger.training.moments_began(number) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
         last = ledger.training.began.get(first, ledger.copies.from_weights)
         began |= going_on or {first: known.began if known is not None else last}
+        began |= {island: ledger.training.moments_began(source) for island, source in (self.moments or {}).items()}
         return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:
         expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)
         what = f"{describe_plan(self.plan)}{f'; {expected}' if expected else ''}"
-        return f"plan {self.generation} from step {self.step + 1} on: {what}. {self.reason}"
+        begins = "".join(
+            f" Island {island} begins with the weights of the last exchange and the moments of island {source}."
+            for island, source in sorted((self.moments or {}).items())
+        )
+        return f"plan {self.generation} from step {self.step + 1} on: {what}. {self.reason}{begins}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,42 +292,15 @@ class PlanStarted:
         began = {stage.island: step for stage in plan.stages if (step := ledger.training.began.get(stage.island))}
         before, copies, first = ledger.training, ledger.copies, plan.stages[0].island
         writer = before.writer if before.step in {*copies.checkpoints, *copies.on_disks} else first
-        training = replace(before, held=held, islands=islands, began=began, writer=writer, codecs=self.codecs)
+        training = replace(
+            before, held=held, islands=islands, began=began, moments={}, writer=writer, codecs=self.codecs
+        )
         trust = replace(ledger.trust, damaged_by=())
         return replace(ledger, training=training, copies=copies.without_others(before.step, first), trust=trust)
 
     def narrate(self) -> str:
         under = codecs_in_use(self.codecs)
         return f"plan {self.generation} begins with step {self.step}{f'; codecs of links: {under}' if under else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFailed:
-    """A node could not take its part."""
-
-    generation: int
-    """The plan's generation."""
-    node: str
-    """The node."""
-    reason: str
-    """Why the node could not."""
-    snapshot_damaged: bool = False
-    """Whether a part of the snapshot is damaged on every disk that has it."""
-    lost: tuple[int, ...] = ()
-    """The layers whose state the node was expected to hold, and does not hold."""
-    silent: bool = False
-    """Whether the node did not report this, but was waited for in vain."""
-    from_checkpoint: bool = False
-    """Whether the damage is in the checkpoint, or another checkpoint is in its place."""
-    event: Literal["plan_failed"] = "plan_failed"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        if self.snapshot_damaged:
-            return _but_damaged(ledger, self.node, from_checkpoint=self.from_checkpoint)
-        return replace(ledger, training=ledger.training.without_holders([self.node], self.lost))
-
-    def narrate(self) -> str:
-        return f"plan {self.generation} failed on {self.node}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,25 +318,3 @@ class CodecsChosen:
     def narrate(self) -> str:
         sent = [f"to {node} {describe_codecs(tensors)}" for node, tensors in sorted(self.codecs.items())]
         return f"{self.node} now sends {'; '.join(sent) or 'nothing'}"
-
-
-def _but_damaged(ledger: Ledger, node: str, *, from_checkpoint: bool) -> Ledger:
-    """The ledger after ``node`` reports that the snapshot is damaged.
-
-    The snapshot is given up when two parties have said so: the memory of the first may be damaged, or it may lie. If a party is
-    alone, it has to say so twice, and for a checkpoint, which all nodes read, with two of its nodes. The only checkpoint is not
-    given up."""
-    trust, copies, step = ledger.trust, ledger.copies, ledger.training.step
-    said = dict.fromkeys((*trust.damaged_by, node))
-    several = ledger.is_alone or len({ledger.party(name) for name in said}) > 1
-    noted = replace(ledger, trust=replace(trust, damaged_by=tuple(said)))
-    if not trust.damaged_by or not several:
-        return noted
-    settled = replace(noted, trust=replace(trust, damaged_by=()))
-    if step in copies.on_disks and not from_checkpoint:
-        others_on_disks = {at: snapshot for at, snapshot in copies.on_disks.items() if at != step}
-        return replace(settled, copies=replace(copies, on_disks=others_on_disks))
-    others = {at: checkpoint for at, checkpoint in copies.checkpoints.items() if at != step}
-    if ledger.state_is_held or not others or len(said) == 1:
-        return noted
-    return replace(settled, copies=replace(copies, checkpoints=others))

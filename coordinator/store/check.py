@@ -104,6 +104,15 @@ class Checking:
                 self._generation, self._plan = event.generation, event.plan
                 if event.plan.owed != self._debts.under(event.plan, self._trained):
                     self._find(at, f"plan {event.generation} does not train again what an island has lost")
+                if event.moments is not None and event.plan.counted != self._debts.counted(event.plan, self._trained):
+                    self._find(
+                        at, f"plan {event.generation} does not count what its islands have trained since the exchange"
+                    )
+                if unknown := {*(event.moments or {}).values()} - self._debts.of_round.keys():
+                    whose = ", ".join(map(str, sorted(unknown)))
+                    self._find(
+                        at, f"plan {event.generation} begins an island with the moments of {whose}, which has none"
+                    )
                 self._debts = self._debts.with_plan(event.plan)
             case ev.DigestMismatch():
                 self._find(at, f"nodes held different state of stage {event.stage} at step {event.step}")

@@ -11,6 +11,7 @@ from dtfm.kernels.layout import Codec
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.chains import chains, held_out_chains, looked_at
+from dtfm.scheduler.model.counted import NOTHING_COUNTED, Counted
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
 from dtfm.scheduler.model.plan import Plan, check
@@ -38,9 +39,9 @@ def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan
     if len(plan.takeovers) > MOST_TAKEOVERS:
         raise ValueError(f"the plan has {len(plan.takeovers)} takeovers; it may have {MOST_TAKEOVERS}")
     check(plan, layers, micro_batches)
-    if plan.rounds.since > step or plan.owed.since > plan.rounds.trained(step):
+    if plan.rounds.since > step or max(plan.owed.since, plan.counted.since) > plan.rounds.trained(step):
         raise ValueError(
-            f"the plan's rounds, or its owed micro-batches, begin after step {step}, but the plan follows that step"
+            f"the plan's rounds, or its owed or counted micro-batches, begin after step {step}, but the plan follows that step"
         )
     if len(plan.islands) > 1 and not plan.rounds.count:
         raise ValueError(
@@ -168,6 +169,10 @@ class Placement:
     """By bucket of the stage, its group over all islands. Empty without rounds."""
     rounds: Rounds = NO_ROUNDS
     owed: Owed = NOTHING_OWED
+    shares: Mapping[int, int] = field(default_factory=dict)
+    """By island, the number of a step's micro-batches that it computes."""
+    counted: Counted = NOTHING_COUNTED
+    """What islands had trained since the last exchange when the plan was adopted."""
     places: range = range(0)
     """The micro-batches of a step that the island computes."""
     looked: tuple[int, ...] = ()
@@ -203,14 +208,16 @@ class Placement:
         groups = (*self.groups.values(), *self.exchange_groups.values())
         return (neighbours | {m for group in groups for m in group.members}) - {self.node}
 
-    def share_in_exchange(self, bucket: int, codec: Codec) -> float:
-        """The factor of this node's change of a bucket in the sum of an exchange.
+    def share_in_exchange(self, bucket: int, codec: Codec, step: int, island: int | None = None) -> float:
+        """The factor of a change of a bucket in the sum of the exchange ``step``: of this node's change, or that of a holder in
+        another ``island``.
 
-        The factors of the island's holders add up to the island's share of a step's samples. Under a sparse codec one of the
-        holders brings in the whole share.
+        The factors of an island's holders add up to the island's part of the samples since the last exchange. Under a sparse
+        codec one of the holders brings in the whole part.
         """
-        of_island = len(self.places) / self.all_micro_batches
-        return of_island if codec.sparse else of_island / len(self.groups[bucket].members)
+        number = self.island if island is None else island
+        of_island = self.counted.weights(self.rounds, self.shares, step)[number]
+        return of_island if codec.sparse else of_island / self.exchange_groups[bucket].islands.count(number)
 
 
 def placement_of(
@@ -257,6 +264,8 @@ def placement_of(
         else {},
         rounds=plan.rounds,
         owed=plan.owed,
+        shares={each: len(places) for each, places in plan.places.items()},
+        counted=plan.counted,
         places=plan.places[number],
         looked=tuple(each for each in looked_at(plan)[number] if each in mine),
         all_micro_batches=len(training),

@@ -43,14 +43,16 @@ class Images:
         self._images: WeakSet[_Image] = WeakSet()  # alive as long as somebody reads them
         self._readings: WeakSet[Reading] = WeakSet()
 
-    def read(self, bucket: Bucket, offset: int = 0, *, outlasts: bool = True, shared: bool = False) -> Reading:
-        """Reads the bucket's state from byte ``offset`` on, or the part that islands have ``shared``. Not while it changes.
-        Unless it ``outlasts`` the state, the reading is over with the next change."""
+    def read(
+        self, bucket: Bucket, offset: int = 0, end: int = 0, *, outlasts: bool = True, shared: bool = False
+    ) -> Reading:
+        """Reads the bucket's state from byte ``offset`` on, or the part that islands have ``shared``, up to byte ``end`` (0: to
+        its end). Not while it changes. Unless it ``outlasts`` the state, the reading is over with the next change."""
         with self._lock:
             alike = (image for image in self._images if image.bucket is bucket and image.shared is shared)
             image = next(alike, None) or _Image(bucket, shared)
             self._images.add(image)
-            reading = Reading(self, image, offset, outlasts)
+            reading = Reading(self, image, offset, outlasts, end)
             image.readings.add(reading)
             self._readings.add(reading)
             return reading
@@ -80,12 +82,13 @@ class Reading:
     Raises LookupError if the state has changed since, and OSError if there was no room to keep it.
     """
 
-    def __init__(self, images: Images, image: _Image, offset: int, outlasts: bool) -> None:
+    def __init__(self, images: Images, image: _Image, offset: int, outlasts: bool, end: int = 0) -> None:
         self._images, self._image = images, image
         self.bucket = image.index
         self.at = min(offset, image.end)
         """Byte of the state with which the next piece begins."""
-        self.size_bytes = image.end - self.at
+        self._end = max(self.at, min(end or image.end, image.end))
+        self.size_bytes = self._end - self.at
         self.outlasts = outlasts
         self._begun = False
 
@@ -93,7 +96,7 @@ class Reading:
         return self
 
     def __next__(self) -> memoryview:
-        begin, end = self.at, min(self.at + self._images.piece_bytes, self._image.end)
+        begin, end = self.at, min(self.at + self._images.piece_bytes, self._end)
         if begin == end and self._begun:
             raise StopIteration
         piece = self._image.read(begin, end)

@@ -119,6 +119,7 @@ def acquire_stage(
     at_rest = placement.rounds.at_rest(assignment.step)
     if placement.is_new:  # others may still need the state here
         usable = {index: bucket.for_new_island(at_rest=at_rest) for index, bucket in usable.items()}
+    takes_moments = placement.is_new and assignment.takes_moments
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
     stage = build_stage(
         loaded.model,
@@ -133,12 +134,15 @@ def acquire_stage(
     parts = {part.bucket: part for part in assignment.snapshot.parts}
     from_peers: list[tuple[Bucket, list[Peer]]] = []
     from_disks: dict[int, tuple[Bucket, Part]] = {}
+    moments_from: list[tuple[Bucket, list[Peer]]] = []
     for index, bucket in stage.buckets.items():
         WORK.did()
-        if index in usable:
-            continue
         names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != placement.node)
         others = [addresses[name] for name in names if name in addresses]
+        if takes_moments:
+            moments_from.append((bucket, others))
+        if index in usable:
+            continue
         if others:
             from_peers.append((bucket, others))
         elif index in parts:
@@ -155,8 +159,9 @@ def acquire_stage(
     fetched = partial(fetch_states, from_peers, assignment.step, placement.generation, loaded.dialler)
     if from_peers and (placement.is_new or not at_rest):
         wait(fetched(run.lease_seconds, shared=True))
-        for bucket, _ in from_peers if not at_rest else ():
-            bucket.rest(rounds=True)  # the run was last at an exchange with these parameters
+    brought = list(stage.buckets.values()) if placement.is_new else [bucket for bucket, _ in from_peers]
+    for bucket in brought if not at_rest else ():
+        bucket.rest(rounds=True)  # the run was last at an exchange with these parameters
     if from_peers and not placement.is_new:
         wait(fetched(run.lease_seconds))
     if from_disks:
@@ -167,6 +172,8 @@ def acquire_stage(
             if placement.is_new:
                 moment.zero_()
         stage.refresh(index)
+    if moments_from:
+        wait(fetch_moments(moments_from, assignment.step, placement.generation, loaded.dialler, run.lease_seconds))
     return stage
 
 
@@ -178,6 +185,24 @@ def check_agreed(buckets: Iterable[Bucket], snapshot: SnapshotSource) -> None:
         if index in agreed and bucket.digests()[0] != agreed[index]:
             where = f"checkpoint {snapshot.folder}" if snapshot.folder else "the snapshot on the disks"
             raise SnapshotDamaged(f"{where}: bucket {index} is whole, but not the state that its trainers agreed on")
+
+
+async def fetch_moments(
+    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, dialler: Dialler, patience: float
+) -> None:
+    """Replaces the buckets' moments by another island's as of ``step``, each from the memory of its own donors, which it names
+    beside those that gave the rest; see `fetch`."""
+
+    def take(bucket: Bucket, begin: int, data: memoryview, offset: int) -> None:
+        bucket.load(data, begin + offset)
+
+    buckets = []
+    for bucket, donors in wanted:
+        begin, size = bucket.parameters.nbytes, sum(moment.nbytes for moment in bucket.moments)
+        buckets.append(Wanted(bucket.spec.index, size, donors, partial(take, bucket, begin), begin=begin))
+    gave = await fetch(buckets, step, generation, dialler, patience)
+    for bucket, _ in wanted:
+        bucket.donors = tuple(dict.fromkeys((*bucket.donors, *gave[bucket.spec.index])))
 
 
 async def fetch_states(

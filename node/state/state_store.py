@@ -272,8 +272,8 @@ class StateStore:
             return replace(header, step=rested, part=rested), pieces
 
     def donate(self, request: StateRequest) -> Donation:
-        """The bucket's state as of the requested step, from the requested byte on, while it is held: its receiver takes part
-        in the next step. Or the layer's frozen weights.
+        """The requested bytes of the bucket's state as of the requested step, while it is held: its receiver takes part in the
+        next step. Or the layer's frozen weights, from the first requested byte on.
 
         Raises LookupError, which names the held state instead.
         """
@@ -285,16 +285,17 @@ class StateStore:
                 raise LookupError(
                     f"NOT_HELD: state as of step {request.step} is not held here, but of {self._held.step}"
                 )
-            return self._donation(
-                request.bucket, request.offset, request.generation, outlasts=False, shared=request.shared
-            )
+            wanted = request.bucket, request.offset, request.generation, request.end
+            return self._donation(*wanted, outlasts=False, shared=request.shared)
 
-    def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool, shared: bool) -> Donation:
+    def _donation(
+        self, bucket: int, offset: int, generation: int, end: int = 0, *, outlasts: bool, shared: bool
+    ) -> Donation:
         if bucket not in self._held.buckets:
             raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
         if self._sums is not None and not shared:
             raise LookupError("NOT_HELD: for a while this node has the state of another, whose work it does again")
-        reading = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts, shared=shared)
+        reading = self.images.read(self._held.buckets[bucket], offset, end, outlasts=outlasts, shared=shared)
         step = self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
 

@@ -33,7 +33,8 @@ class Wanted:
 
     ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns an error in the
     whole, or "" if it is good. After an error the bucket is fetched again from another donor. ``shared``: the part that all
-    islands have the same. ``frozen``: not a bucket's state, but the frozen weights of the layer of that number.
+    islands have the same. ``begin``: the first wanted byte of the state. ``frozen``: not a bucket's state, but the frozen
+    weights of the layer of that number.
     """
 
     bucket: int
@@ -44,6 +45,7 @@ class Wanted:
     from_snapshot: bool = False
     shared: bool = False
     frozen: bool = False
+    begin: int = 0
 
 
 async def fetch(
@@ -133,10 +135,11 @@ async def _fetch_one(
                 generation=generation,
                 step=step,
                 bucket=wanted.bucket,
-                offset=come.have,
+                offset=wanted.begin + come.have,
                 from_snapshot=wanted.from_snapshot,
                 shared=wanted.shared,
                 frozen=wanted.frozen,
+                end=wanted.begin + wanted.size_bytes if wanted.begin else 0,
             )
             try:
                 async with silence.bounded():

@@ -120,7 +120,7 @@ class Adoption:
             buckets,
             twice=loaded.run.trust.mode == Run.Trust.OPEN,
             trained_before=assignment.trained_before,
-            is_new=0 < assignment.island_began == assignment.step,
+            is_new=assignment.takes_moments or 0 < assignment.island_began == assignment.step,
         )
         try:
             if placement is not None and placement.frees_first:
@@ -207,9 +207,11 @@ class Adoption:
         self._store.replace(HeldState(step, buckets, self._store.held.rounds))
 
     def _take_copies(self, loaded: LoadedRun, assignment: wire.Assignment, wait: Wait) -> Mapping[int, Bucket]:
-        """This node's standby copies, if they are as of the assignment's step. Raises Closed."""
-        is_known = assignment.last_commit.step == assignment.step
-        last = assignment.last_commit if is_known else wire.Commit(step=assignment.step)
+        """This node's standby copies, if they are as of the assignment's step or, of the state that islands share, as of the last
+        exchange. Raises Closed."""
+        step = self._store.held.rounds.rested(assignment.step)
+        is_known = assignment.last_commit.step == step
+        last = assignment.last_commit if is_known else wire.Commit(step=step)
         try:
             return wait(self._standing_by.role.take(last, loaded.run.lease_seconds))
         except Closed:

@@ -191,9 +191,9 @@ class Generation:
         self.commitments = Commitments() if self._audited else None
         own = 0.0
         for index, change in gradients.items():
-            factor = self.placement.share_in_exchange(index, codec)
+            factor = self.placement.share_in_exchange(index, codec, step)
             change_since_exchange(self.stage.buckets[index], factor, change)
-            if self.placement.node in self.placement.groups[index].counted_by:
+            if factor and self.placement.node in self.placement.groups[index].counted_by:
                 own += squared_norms([change])[0] / factor**2
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
         reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)

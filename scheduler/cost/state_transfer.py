@@ -102,9 +102,11 @@ class Holdings:
     """[nodes]: the number of the island whose state the node has, -1 if it has none."""
     with_rounds: bool = False
     """The islands have exchanged: a new island may begin with the state that all share."""
+    with_moments: bool = False
+    """A new island also gets moments."""
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan) -> Holdings:
+    def of(cls, problem: Problem, plan: Plan, *, with_moments: bool = False) -> Holdings:
         """The state that nodes hold under ``plan``: none when the plan is for a model with another number of layers."""
         held = np.zeros((len(problem.flops), len(problem.activation)), dtype=bool)
         island = np.full(len(problem.flops), -1)
@@ -113,7 +115,7 @@ class Holdings:
             if stage is not None and plan.stages[-1].layers[1] == held.shape[1]:
                 held[index, slice(*plan.stages[stage].layers)] = True
                 island[index] = plan.stages[stage].island
-        return cls(problem, held, island, plan.rounds.count > 0)
+        return cls(problem, held, island, plan.rounds.count > 0, with_moments)
 
     def lacking(self, groups: Groups, cuts: tuple[int, ...]) -> NDArray[np.bool_]:
         """The layers that each node must fetch for these stages: bool [nodes, layers]."""
@@ -131,7 +133,7 @@ class Holdings:
     def fetch_layout(self, layout: Plan) -> Fetch:
         """The state that this layout takes. An island that goes on gets its state from its own nodes. A new island begins with
         the state that all islands share, from any node. With rounds, idle nodes copy that state while the others train, and
-        nobody waits for them."""
+        nobody waits for them. All wait for the moments of new islands."""
         numbers = {name: number for number, name in enumerate(self.problem.cluster.ids)}
         shared = np.diff(self.problem.parameters_before) * self.problem.workload.bytes_shared_per_parameter_byte
         wanted = []
@@ -141,6 +143,8 @@ class Holdings:
             held = self.held & mine[:, None] if goes_on else self.held
             groups = tuple(tuple(numbers[name] for name in stage.replicas) for stage in island.stages)
             lacks = self._needed(groups, (0, *(stage.layers[1] for stage in island.stages))) & ~held
+            if self.with_moments and not goes_on:
+                wanted.append(_Wanted(lacks.copy(), held, self._layer_bytes - shared))
             if self.with_rounds and not goes_on:
                 lacks[self.island < 0] = False
             wanted.append(_Wanted(lacks, held, self._layer_bytes if goes_on else shared))

@@ -20,8 +20,8 @@ MOST_BYTES = 8 << 20
 
 def parse_plan(text: str) -> Plan:
     """A plan from PLAN.json: ``{"generation", "stages": [{"layers", "replicas", "loads", "in_flight", "keeping"}], "flows",
-    "idle", "takeovers", "rounds", "owed", "frees_first"}``. plan.check says whether it fits together, and plan.validate whether
-    it suits a cluster and a workload.
+    "idle", "takeovers", "rounds", "owed", "counted", "frees_first"}``. plan.check says whether it fits together, and
+    plan.validate whether it suits a cluster and a workload.
 
     ``keeping``, optional, has by replica ``{"checkpointing": "none" | "layer", "optimizer_state": "device" | "host"}``; without
     it all replicas keep as Keeping() says. ``flows`` has a list per boundary between two stages, of ``{"sender", "receiver",

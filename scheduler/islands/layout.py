@@ -118,7 +118,7 @@ def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
             (rest for rest in without if exchange_seconds(cluster, workload, joined(rest, 0)) < apart), without[0]
         )
     if len(left) < len(plan.islands):
-        shares = _dealt(workload.micro_batches, [len(chains(island)) for island in left])
+        shares = dealt(workload.micro_batches, [len(chains(island)) for island in left])
         left = [with_share(island, share) for island, share in zip(left, shares, strict=True)]
     at_work = {node for island in left for node in island.nodes}
     idle = tuple(name for name in cluster.ids if name not in at_work)
@@ -184,7 +184,7 @@ class _Search:
         self._seen.add(partition)
         speeds, whole = [self.speed(nodes) for nodes in partition], self._problem.workload.micro_batches
         if all(speeds) and len(partition) <= whole:
-            shares = _dealt(whole, speeds)
+            shares = dealt(whole, speeds)
             with suppress(Infeasible):
                 layout = self.layout(partition, shares, QUICK)
                 price = price_of_layout(self._problem, layout, self._terms).compared * (1 - margin)
@@ -276,7 +276,7 @@ def renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]
     return sorted(found, key=lambda island: island.stages[0].island)
 
 
-def _dealt(whole: int, weights: Sequence[float]) -> list[int]:
+def dealt(whole: int, weights: Sequence[float]) -> list[int]:
     """``whole`` micro-batches dealt to islands that compute in proportion to ``weights``, at least 1 to each: each of the others
     goes to the one that would be done with it first."""
     counts = np.ones(len(weights), dtype=np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from dtfm.scheduler.model.counted import NOTHING_COUNTED, Counted
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
@@ -75,6 +76,8 @@ class Plan:
     """When the plan's islands exchange what they have learnt."""
     owed: Owed = NOTHING_OWED
     """Which micro-batches come again."""
+    counted: Counted = NOTHING_COUNTED
+    """What islands had trained since the last exchange when the plan was adopted."""
     frees_first: tuple[str, ...] = ()
     """The nodes that have no memory for their new stage beside their old one. They move state that they do not need any longer
     out of the way before they load anything (cost/room.py)."""
@@ -111,6 +114,10 @@ class Plan:
     def micro_batches(self) -> int:
         """The micro-batches of a step."""
         return sum(map(len, self.places.values()))
+
+    def weights(self, step: int) -> dict[int, float]:
+        """By island, its part of the sum in the exchange ``step``."""
+        return self.counted.weights(self.rounds, {island: len(each) for island, each in self.places.items()}, step)
 
     def place_in_island(self, stage: int) -> int:
         """Index, among the stages of its island, of the stage with this index."""
@@ -258,6 +265,8 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
         raise ValueError(
             f"the next new micro-batch is {plan.owed.new}; it may be {plan.owed.since * micro_batches} at most"
         )
+    if gone := sorted({island for island, _ in plan.counted.had} - {*plan.places}):
+        raise ValueError(f"island {gone[0]} is to count in the exchange, and is not in the plan")
     if len(islands := plan.islands) == 1:
         _check_island(plan, layers, micro_batches)
         return

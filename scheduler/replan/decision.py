@@ -33,9 +33,18 @@ class Standing:
         return self.before.layout
 
     @classmethod
-    def of(cls, problem: Problem, layout: Plan, shape: Shape | None = None, held: Plan | None = None) -> Standing:
-        """``shape`` is the shape that each of the layout's islands must have; None: any. ``held``: see Before."""
-        return cls(Before.of(problem, layout, held), _obstacle(problem, layout, shape))
+    def of(
+        cls,
+        problem: Problem,
+        layout: Plan,
+        shape: Shape | None = None,
+        held: Plan | None = None,
+        *,
+        with_moments: bool = False,
+    ) -> Standing:
+        """``shape`` is the shape that each of the layout's islands must have; None: any. ``held`` and ``with_moments``: see
+        Before."""
+        return cls(Before.of(problem, layout, held, with_moments=with_moments), _obstacle(problem, layout, shape))
 
     def seconds_per_step(self, problem: Problem) -> float:
         """Seconds per step of a plan without islands. If the plan cannot stay, roughly the seconds of its surviving nodes."""

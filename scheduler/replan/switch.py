@@ -48,9 +48,11 @@ class Before:
     room: Room
 
     @classmethod
-    def of(cls, problem: Problem, layout: Plan, held: Plan | None = None) -> Before:
-        """``held``: the layout whose stages nodes have in memory, if it differs from ``layout``."""
-        return cls(problem, layout, Holdings.of(problem, layout), room_of(problem, held or layout))
+    def of(cls, problem: Problem, layout: Plan, held: Plan | None = None, *, with_moments: bool = False) -> Before:
+        """``held``: the layout whose stages nodes have in memory, if it differs from ``layout``. ``with_moments``: new islands
+        also get moments."""
+        holdings = Holdings.of(problem, layout, with_moments=with_moments)
+        return cls(problem, layout, holdings, room_of(problem, held or layout))
 
     def switch(self, layout: Plan) -> Switch:
         """The change to ``layout``. The cluster has all its nodes."""

@@ -90,16 +90,19 @@ def losses_of_islands(
     device: torch.device = CPU,
     changes: Changes = MappingProxyType({}),
     outer: Outer | None = None,
+    moments: Callable[[int], Mapping[int, int]] = lambda _: {},
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of the
     run that each island trains, by its number; one that is missing has lost what it learnt since the last exchange. In a step
     that ``exchanges`` the loss is the loss of the step before; None: there are no rounds then. ``held_out`` gets the held-out
     loss after each. ``outer``: by default the run file's rate and momentum. ``began``: by step, the step after which an island
-    began with moments of zero, where that is not the first."""
+    began with moments of zero, where that is not the first. ``moments``: by step, and by island that begins before it, the island
+    whose moments it begins with."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
     copies: dict[int, tuple[Any, Optimizer]] = {}
+    had: dict[int, int] = {}  # by island, the micro-batches since the last exchange
     anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
     momentum, loss = torch.zeros_like(anchor), 0.0
     sums = SparseSums(run.network.exchange)
@@ -110,15 +113,18 @@ def losses_of_islands(
                 module = copy.deepcopy(first)
                 if step > 1:
                     nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
-                copies[island] = module, optimizer_of(run, module)
+                optimizer = optimizer_of(run, module)
+                if (source := moments(step).get(island)) is not None:
+                    optimizer.load_state_dict(copy.deepcopy(copies[source][1].state_dict()))
+                copies[island], had[island] = (module, optimizer), 0
         copies = {island: copies[island] for island in numbers}
-        whole = sum(map(len, numbers.values()))
         if exchanges(step):
+            whole = sum(had[island] for island in copies)
             learnt = {
-                island: (anchor - nn.utils.parameters_to_vector(module.parameters()).detach())
-                * (len(numbers[island]) / whole)
+                island: (anchor - nn.utils.parameters_to_vector(module.parameters()).detach()) * (had[island] / whole)
                 for island, (module, _) in copies.items()
             }
+            had = dict.fromkeys(copies, 0)
             codec = run.network.exchange if len(learnt) > 1 else "off"  # one island sends nothing
             if codec in ("topk", "top64"):
                 change = sums(learnt)
@@ -143,6 +149,7 @@ def losses_of_islands(
                 torch.autograd.backward(of_island)
                 total += of_island.detach() * (counted[island] / sum(counted.values()))
                 update(run, module, optimizer, step)
+                had[island] += len(numbers[island])
             loss = total.item()
             if exchanges(step) is None:
                 anchor = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
@@ -199,6 +206,13 @@ class MuonAndAdamW:
         muon = torch.optim.Muon(matrices, weight_decay=run.train.weight_decay, adjust_lr_fn="match_rms_adamw")
         self._both = muon, adamw_of(run, module, without=matrices)
         self.param_groups = [group for each in self._both for group in each.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"both": [each.state_dict() for each in self._both]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for each, state in zip(self._both, state_dict["both"], strict=True):
+            each.load_state_dict(state)
 
     def step(self) -> None:
         for each in self._both:

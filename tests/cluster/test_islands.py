@@ -78,6 +78,18 @@ def began_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
     return found
 
 
+def moments_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
+    """By step, and by island that began before it within a round, the island whose moments it began with."""
+    taken = {event["generation"]: event["moments"] for event in cluster.of("plan_adopted")}
+    found, begun = dict[int, Mapping[int, int]](), dict[int, int]()
+    for event in cluster.log():
+        if event["event"] == "plan_started":
+            begun |= {int(island): source for island, source in taken[event["generation"]].items()}
+        if event["event"] == "step_committed":
+            found[event["step"]], begun = begun, {}
+    return found
+
+
 def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back: int = 0) -> None:
     run = read_run_file(cluster.run_file).message("any")
     run.data.source = str(cluster.folder / run.data.source)
@@ -90,8 +102,9 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back:
     held_out: dict[int, float] = {}
     outers = {event["step"]: OuterStep(**event["outer"]) for event in committed if event["exchange"]}
     began = began_by_step(cluster).__getitem__
+    moments = moments_by_step(cluster).__getitem__
     alone = losses_of_islands(
-        run, shares.__getitem__, exchanges.get, held_out, began, outer=lambda step, _: outers[step]
+        run, shares.__getitem__, exchanges.get, held_out, began, outer=lambda step, _: outers[step], moments=moments
     )
     for step in losses:
         assert losses[step] == pytest.approx(next(alone), rel=tolerance, abs=0), f"step {step}"
@@ -229,6 +242,27 @@ def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_mom
         (began,) = began_by_step(cluster)[60].values()
         grown = next(event for event in cluster.of("plan_adopted") if "b3" in str(event["plan"]["stages"]))
         assert grown["step"] > began  # so that there were moments, which b3 needed
+
+
+@pytest.mark.soak
+def test_who_is_left_of_a_pipeline_trains_again_within_the_round_with_a_node_that_is_free(tmp_path: Path) -> None:
+    """p1 and p2 are two stages. All wait until p3 is there: otherwise the round might be over before it has started."""
+    nodes, hold = ("a1", "c1", "p1", "p2"), fail("a1").at(step=5, phase=Phase.FORWARD).by(HOLD)
+    faults = [fail("p1").at(step=3, phase=Phase.BACKWARD).by(SIGKILL), hold]
+    run = text(62, nodes=nodes, rounds="30").replace("lease = 5.0", "lease = 30.0")  # a1 is no hung node
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=nodes, faults=faults) as cluster:
+        cluster.wait_for("node_left")
+        cluster.add("p3")
+        cluster.wait_for("node_ready", where=lambda event: event["node"] == "p3")
+        cluster.let_go(hold)
+        begun = cluster.wait_for("plan_started", where=lambda _: any(["p3"] in stages for stages in islands(cluster)))
+        assert 3 < begun["step"] < 31
+        adopted = cluster.of("plan_adopted")[-1]
+        assert [*adopted["moments"].values()] in ([0], [1])
+        assert len(adopted["plan"]["counted"]["had"]) == 2, "what p1 and p2 had trained is lost, and comes again"
+        assert cluster.finish() == 0
+        assert sorted(map(len, islands(cluster))) == [1, 1, 2]
+        assert_exact_islands(cluster)
 
 
 @pytest.mark.soak

@@ -69,7 +69,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),
     ev.PlanAdopted(2, CARRIED_ON, "why", 0),
-    ev.PlanAdopted(3, KEPT, "why", 0),
+    ev.PlanAdopted(3, KEPT, "why", 0, moments={1: 0}),
     ev.StagesUnaudited(3, {"stage 1": "b alone holds it"}),
     ev.PlanRepriced(3, 2.5, None, 0.25, "why"),
     ev.PlanStarted(1, 1, 0, {"a": {"b": {"activations": "raw16"}}}),

@@ -7,8 +7,9 @@ the log, and ``state`` the coordinator's knowledge.
 
 The planner and the standbys answer immediately. To choose the planner's answer, set ``planner``. To choose its time, turn
 ``automatic_planning`` off and call ``plan``; a plan that can be carried on is carried on immediately all the same. To choose the
-standbys' reports, turn ``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). All nodes can dial each other,
-unless you turn ``automatic_dialling`` off. Nodes that are out of use pass their tests, unless you turn ``automatic_tests`` off.
+standbys' reports, turn ``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). With ``plans_within_rounds``
+the planner's plans may begin within a round. All nodes can dial each other, unless you turn ``automatic_dialling`` off. Nodes
+that are out of use pass their tests, unless you turn ``automatic_tests`` off.
 Scripts about snapshots on disks are in snapshots.py.
 """
 
@@ -146,6 +147,8 @@ class World:
         self.now = START
         self.planner = planner
         self.automatic_planning = True
+        self.plans_within_rounds = False
+        self.plans_with_moments = True
         self.automatic_standbys = True
         self.automatic_dialling = True
         self.automatic_audits = True
@@ -224,8 +227,15 @@ class World:
         if outcome is None:
             assert self.state.planner.asked is not None
             found = self.planner(sorted(node for node, _ in self.state.planner.asked.question.nodes))
-            outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5, wanted.lengths[0])
+            outcome = found if isinstance(found, str) else self._chosen(found, wanted)
         self.feed(t.Planned(wanted.number, outcome))
+
+    def _chosen(self, found: Plan, wanted: t.PlanWanted) -> PlanChosen:
+        grows = wanted.incumbent is not None and not {*found.nodes} <= {*wanted.incumbent.nodes}
+        if self.plans_within_rounds and wanted.steps_left and grows:
+            plan, with_moments = replace(found, rounds=self.state.rounds), self.plans_with_moments
+            return PlanChosen(plan, "as scripted", 1.0, within_round=True, with_moments=with_moments)
+        return PlanChosen(found, "as scripted", 1.0, 0.5, wanted.lengths[0])
 
     def belong_together(self, *nodes: str, key: str = "their key", believed: bool = False) -> None:
         """These nodes have one key. Of others no key is known, so that each is a party of its own. ``believed``: their word

@@ -18,6 +18,7 @@ from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.load import load_data
+from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
@@ -172,6 +173,38 @@ class InProcess:
                 [number for name in previous for number in reports[name].gradients],
             )
 
+    def begin_islands(self, plan: Plan, of: int) -> None:
+        """Other nodes join between two steps: ``plan`` has their islands beside those that there are. They begin with the weights
+        of the last exchange, and with the moments of the island ``of``."""
+        before, self.generations, self.plan = self.generations, {}, plan
+        for generation in before.values():
+            generation.close("another plan")
+            generation.release()
+        own = (generation.stage.buckets for generation in before.values() if generation.placement.island == of)
+        held = {index: bucket for buckets in own for index, bucket in buckets.items()}
+        for name in plan.nodes:
+            if name in before:
+                placement, stage = self._placement(name), before[name].stage
+                self._start(placement, stage, inherit(before[name], stage, placement, self.step, None))
+                continue
+            self.senders[name] = DirectSender(name, self._receivers)
+            placement, run, model = self._placement(name), self._loaded.run, self._loaded.model
+            buckets = {i: begun(bucket) for i, bucket in held.items() if bucket.spec.used_by(*placement.layers)}
+            stage = build_stage(
+                model,
+                *placement.layers,
+                CPU,
+                run_dtype(run),
+                computes_in=compute_dtype(run),
+                keeping=placement.keeping,
+                held=buckets,
+            )
+            for index in stage.buckets:
+                stage.refresh(index)
+            self._start(placement, stage, Inherited())
+        self._threads.shutdown()
+        self._threads = ThreadPoolExecutor(len(self.senders))
+
     def __enter__(self) -> InProcess:
         return self
 
@@ -230,6 +263,15 @@ class InProcess:
     def _all(self, work: Callable[[Generation], Result]) -> list[Result]:
         running = [self._threads.submit(work, generation) for generation in self.generations.values()]
         return [each.result(timeout=600) for each in running]
+
+
+def begun(of: Bucket) -> Bucket:
+    """For a new island within a round: as of the last exchange, with the moments that ``of`` has now."""
+    bucket, begin = Bucket(of.spec, of.device, of.parameters.dtype, of.home), of.parameters.nbytes
+    bucket.load(of.read(shared=True), shared=True)
+    bucket.rest(rounds=True)
+    bucket.load(of.read(begin, begin + sum(moment.nbytes for moment in of.moments)), begin)
+    return bucket
 
 
 def even_plan(layers: int, stages: int, replicas: int, micro_batches: int, *keeping: Keeping) -> Plan:

@@ -78,16 +78,23 @@ def last_reports_awaited(state: State) -> frozenset[str]:
     )
 
 
-def joining(state: State, step: int) -> frozenset[str]:
-    """With rounds: the nodes of the chosen plan that copy its state, and do not have the sum of the exchange ``step`` yet."""
+def joining(state: State, step: int, *, within_round: bool = False) -> frozenset[str]:
+    """With rounds: the nodes of the chosen plan that copy its state, and do not have the sum of the exchange ``step`` yet. If
+    they may begin ``within_round``, and the step is no exchange: that do not have the state of the last exchange yet."""
     chosen = state.planner.chosen
     if chosen is None:
         return frozenset()
     generation, before = state.ledger.training.generation, state.rounds.rested(step - 1)
+
+    def has(standby: Standby) -> bool:
+        if within_round and not state.rounds.at_rest(step):
+            return standby.caught_up is not None and standby.step == before
+        return (standby.step, standby.voted) == (before, generation)
+
     return frozenset(
         node
         for node, standby in standbys_of(state).items()
-        if node in chosen.plan.nodes and not standby.ended and (standby.step, standby.voted) != (before, generation)
+        if node in chosen.plan.nodes and not standby.ended and not has(standby)
     )
 
 

@@ -108,7 +108,7 @@ def still_copying(state: State) -> frozenset[str]:
     if arranged is None or arranged.chosen is not chosen:  # the nodes are about to be asked
         return frozenset(lacking(state, chosen.plan))
     if state.rounds.count:
-        return joining(state, state.ledger.training.step)
+        return joining(state, state.ledger.training.step, within_round=chosen.within_round)
     wanted = {node: stage.layers for stage in chosen.plan.stages for node in stage.replicas}
     return frozenset(
         node

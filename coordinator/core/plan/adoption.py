@@ -19,6 +19,7 @@ from dtfm.coordinator.core.givers import givers
 from dtfm.coordinator.core.health.pairs import may_lose
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
+from dtfm.coordinator.core.plan.beginning_islands import moments_for
 from dtfm.coordinator.core.plan.expected import loading_seconds
 from dtfm.coordinator.core.plan.undoing import go_back
 from dtfm.coordinator.core.refusal import name_some, shorten
@@ -71,8 +72,11 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
     at_rest = transition.state.rounds.at_rest(ledger.training.step)
     plan, rounds = _with_fresh_numbers(choice.plan, ledger), rounds_of(transition.state, choice, at_rest=at_rest)
-    owed = ledger.training.debts.under(plan, trained)
-    plan = replace(plan, generation=generation, rounds=rounds, owed=owed)
+    debts = ledger.training.debts
+    owed, moments = debts.under(plan, trained), {}
+    if choice.with_moments and not at_rest:
+        moments = moments_for(ledger, plan)
+    plan = replace(plan, generation=generation, rounds=rounds, owed=owed, counted=debts.counted(plan, trained))
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     if owed not in ledger.training.debts.adopted:
         reason += f"; {total(owed.again):,} micro-batches that lost islands had trained come again"
@@ -86,6 +90,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             choice.predicted_seconds,
             choice.lower_bound_seconds,
             _counts_from(transition.state, plan),
+            moments,
         )
     )
     if (now := cannot_be_audited(transition.state.ledger)) != before_it:

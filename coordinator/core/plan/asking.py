@@ -9,6 +9,7 @@ from functools import partial
 from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import is_length_of
+from dtfm.coordinator.core.plan.beginning_islands import steps_left
 from dtfm.coordinator.core.plan.drift import uncertainty
 from dtfm.coordinator.core.plan.islands_cost import islands_cost
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
@@ -88,6 +89,7 @@ def ask(transition: Transition, question: Question, hasty: bool, tickets: Sequen
                 if (number := training.islands.get(node, 0)) in whole
             },
             uncertainty=uncertainty(state),
+            steps_left=steps_left(state) if isinstance(state.phase, Stepping) else 0,
         )
     )
 

@@ -12,6 +12,7 @@ from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.plan.adoption import adopt, rounds_of
 from dtfm.coordinator.core.plan.asking import ask, question_of, round_lengths
+from dtfm.coordinator.core.plan.beginning_islands import steps_left
 from dtfm.coordinator.core.plan.steep_start import steep_start
 from dtfm.coordinator.core.plan.waiting import Wait, WaitReason, begin_waiting, too_few
 from dtfm.coordinator.core.refusal import shorten
@@ -94,8 +95,10 @@ def planned(transition: Transition, result: Planned) -> None:
         transition.end_question(planner, False, f"the run is to compute in {other.precision}")
         transition.find(other)
         return
-    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome, at_rest=True)))
-    found = Answer(asked.question, asked.hasty, outcome.plan, at=transition.now)
+    rounds = rounds_of(state, outcome, at_rest=not outcome.within_round)
+    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds))
+    # A plan for within a round has the islands that there are: once it is adopted, the planner looks for better ones.
+    found = Answer(asked.question, asked.hasty or outcome.within_round, outcome.plan, at=transition.now)
     training = state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
@@ -127,7 +130,8 @@ def drop_stale_choice(transition: Transition) -> None:
 
 
 def switch_is_due(state: State) -> bool:
-    """Whether a plan is chosen and its nodes have copied the state they lack, so that the next pause may adopt it."""
+    """Whether a plan is chosen and its nodes have copied the state they lack, so that the next pause may adopt it. Within a round
+    they have the weights of the last exchange."""
     return state.planner.chosen is not None and not standby.still_copying(state)
 
 
@@ -168,11 +172,14 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
 
 
 def _decide_to_change(state: State, now: float, asked_for: bool) -> Decision:
-    planner = state.planner
-    if planner.asked is not None:
+    planner, question, chosen = state.planner, question_of(state), state.planner.chosen
+    last = planner.asked or planner.answer
+    # An island of newcomers is quickly found, and may begin within the round: it waits neither for a search for all islands, nor
+    # for a plan that is adopted at the exchange.
+    hurries = steps_left(state) > 0 and last is not None and bool(question.nodes - last.question.nodes)
+    if planner.asked is not None and not hurries:
         return Wait(WaitReason.PLANNING, "the planner is at work already")
-    question = question_of(state)
-    if switch_is_due(state):
+    if (chosen is not None and chosen.within_round) or (switch_is_due(state) and not hurries):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:
         return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")

@@ -23,13 +23,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
-    """A plan to adopt. ``length``: of a round, as in the run file; None: the plan in force, or the rest of that plan."""
+    """A plan to adopt. ``length``: of a round, as in the run file; None: the plan in force, or the rest of that plan.
+    ``within_round``: it has the islands of the plan in force, and new ones, so that it need not wait for an exchange.
+    ``with_moments``: if it begins within a round, new islands get the moments of islands that go on."""
 
     plan: Plan
     reason: str
     predicted_seconds: float | None = None
     lower_bound_seconds: float | None = None
     length: int | None = None
+    within_round: bool = False
+    with_moments: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import math
 from dtfm.coordinator.core.copies import snapshot
 from dtfm.coordinator.core.messages import last_commit, outer_message
 from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.plan.beginning_islands import may_begin_now
 from dtfm.coordinator.core.plan.expected import step_seconds
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
 from dtfm.coordinator.core.state.state import State
@@ -27,7 +28,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     ends = last or (at_rest and state.ledger.hold is not None)
     closing = stuck or state.is_closing
     evaluate = last or (at_rest and rounds.is_due(step, run.train.evaluate_every))
-    switch = at_rest and switch_is_due(state)
+    switch = (at_rest or may_begin_now(state)) and switch_is_due(state)
     checkpoint = ends or closing or rounds.is_due(step, run.checkpoint.every)
     then = wire.Commit(
         generation=plan.generation,

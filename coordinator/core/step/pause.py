@@ -47,7 +47,10 @@ def end_pause(transition: Transition) -> None:
     if transition.state.stopped or not isinstance(phase, Pausing) or phase.awaiting:
         return
     step, digests = ledger.training.step, {node: said.state_digest for node, said in phase.applied.items()}
-    if found := stage_differs(ledger, digests) or islands_differ(ledger, phase.applied):
+    found = stage_differs(ledger, digests)
+    if found is None and transition.state.rounds.at_rest(step):
+        found = islands_differ(ledger, phase.applied)
+    if found is not None:
         transition.find(found)
         return
     by_stage(transition, phase.applied)

@@ -16,6 +16,7 @@ from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds, name_first
 from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice, advice_of
+from dtfm.scheduler.islands.within_round import grown
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.population import Population
@@ -88,6 +89,8 @@ def choose(
 def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> PlanChosen:
     """Raises Infeasible."""
     (standing, *others), known = wanted.lengths, layout.Known()
+    if (soon := within_round(wanted, stopped)) is not None:
+        return soon
     if not others:
         return _chosen(_planned(wanted, standing, stopped, known, kept), standing, "")
     plain, workload = _planned(wanted, 0, stopped, known, kept), wanted.workload.with_rounds()
@@ -112,6 +115,29 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> Plan
         if found.pays(standing):
             return _chosen(decision, best.rounds, f"{found.gain}.")
     return _chosen(plain, 0, NO_ROUNDS_PAY)
+
+
+def within_round(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen | None:
+    """The plan in force with islands of nodes that are idle, if that pays before the next exchange."""
+    incumbent = wanted.incumbent
+    if incumbent is None or not wanted.steps_left:
+        return None
+    found = grown(
+        wanted.cluster(),
+        wanted.workload.with_rounds(),
+        incumbent,
+        length=wanted.lengths[0],
+        steps_left=wanted.steps_left,
+        overhead=wanted.overhead,
+        uncertainty=wanted.uncertainty,
+        seed=wanted.seed,
+        stopped=stopped,
+    )
+    if found is None:
+        return None
+    decision = found.decision
+    seconds, reason = decision.predicted.iteration_seconds, f"{decision.sentence} It begins within the round."
+    return PlanChosen(decision.plan, reason, seconds, within_round=True, with_moments=found.with_moments)
 
 
 def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known, kept: Kept) -> Decision:

@@ -149,9 +149,8 @@ class _Again:
                 self._micro_batch(each, self.generation.stage.parameters[index], sums)
             return total
         group = placement.exchange_groups[index]
-        share = group.loads[group.members.index(self.audit.node)] / placement.all_micro_batches
-        if not self.audit.trained:  # a replica, with the same state as this node
-            share = placement.share_in_exchange(index, self.generation.codecs.exchange)
+        island = group.islands[group.members.index(self.audit.node)]
+        share = placement.share_in_exchange(index, self.generation.codecs.exchange, self.audit.step, island)
         change_since_exchange(bucket, share, total)
         return total
 

@@ -43,6 +43,9 @@ def test_every_micro_batch_is_trained_once_by_an_island_that_brings_it_to_an_exc
             plan = of(living)
             plan = replace(plan, owed=debts.under(plan, trained))
             debts, trained = debts.with_plan(plan), trained + 1
+            assert dict(debts.counted(plan, trained - 1).had) == {
+                i: len(had) for i, had in learnt.items() if i in living
+            }
             for island, places in plan.places.items():
                 learnt.setdefault(island, []).extend(flat([*plan.owed.taken(trained, places, OF_STEP)]))
             debts = debts.with_step(plan, trained, 1e-3, at_rest=False)

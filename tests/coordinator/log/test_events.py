@@ -43,6 +43,7 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
         "takeovers": [],
         "rounds": {"since": 0, "steps": 0, "count": 0, "before": 0, "restarts": False},
         "owed": {"since": 0, "again": [], "new": 0},
+        "counted": {"since": 0, "had": []},
         "frees_first": [],
     }
     for plan in (PLAN, CARRIED_ON, KEPT):

@@ -179,3 +179,14 @@ def test_a_donation_is_over_when_the_state_has_changed_and_no_copy_is_made_for_i
     assert not reading.called
     with pytest.raises(LookupError, match="NOT_HELD: bucket 0 has changed"):
         next(pieces)
+
+
+@pytest.mark.parametrize(("offset", "end"), [(24, 72), (30, 72), (72, 72), (80, 72), (24, 0), (24, 10**9)])
+def test_a_donation_may_be_of_some_bytes_alone(offset: int, end: int) -> None:
+    """Of 3 tensors of 24 bytes."""
+    store = StateStore()
+    store.replace(HeldState(3, {0: some_buckets(1)[0]}))
+    whole = b"".join(store.donate(StateRequest(step=3, bucket=0))[1])
+    header, pieces = store.donate(StateRequest(step=3, bucket=0, offset=offset, end=end))
+    expected = whole[offset : end or None]
+    assert (b"".join(pieces), header.total) == (expected, len(expected))

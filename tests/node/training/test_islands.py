@@ -22,6 +22,7 @@ from dtfm.protos.outer import OuterStep, has_momentum
 from dtfm.protos.plan_pb2 import CONSTANT, MUON, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.chains import looked_at
+from dtfm.scheduler.model.counted import Counted
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
 from tests.cluster.plain import held_out_loss_of, losses_of_islands
@@ -141,6 +142,28 @@ def test_islands_try_outer_steps_on_held_out_samples_and_then_apply_whichever_is
             assert_all_islands_have_the_same(nodes)
 
 
+def test_an_island_that_begins_within_a_round_is_a_copy_with_anothers_moments_and_counts_by_what_it_trains(
+    run: Run,
+) -> None:
+    run.network.exchange = "off"
+    before = joined([island(0, (0, 5), [["a"]], [4]), island(1, (0, 2, 5), [["b"], ["c"]], [6])], 1)
+    after = joined([ALONE, PIPELINE, island(4, (0, 3, 5), [["d"], ["e"]], [3])], 2)
+    counted = Counted(2, ((0, 8), (1, 12)))
+    alone = losses_of_islands(
+        run,
+        lambda step: shares(before if step <= 2 else after, step),
+        EVENLY.exchanges,
+        moments=lambda step: {4: 1} if step == 3 else {},
+    )
+    with started(run, before) as nodes:
+        for step in range(1, 2 * (ROUNDS + 1)):
+            if step == 3:
+                nodes.begin_islands(replace(after, rounds=EVENLY, counted=counted), of=1)
+            loss, expected = nodes.train(), next(alone)
+            assert not step % (ROUNDS + 1) or loss == pytest.approx(expected, rel=1e-9, abs=0)
+        assert nodes.plan.weights(ROUNDS + 1) == {0: 10 / 30, 1: 17 / 30, 4: 3 / 30}
+
+
 def state_of(generation: Generation) -> list[bytes]:
     return [digest for bucket in generation.stage.buckets.values() for digest in bucket.digests()]
 
@@ -216,7 +239,7 @@ def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run, codec: Co
             for generation in nodes.generations.values():
                 for index, bucket in generation.stage.buckets.items():
                     before[index] = bucket.shared[0].clone()
-                    share = generation.placement.share_in_exchange(index, codec)
+                    share = generation.placement.share_in_exchange(index, codec, nodes.step + 1)
                     change = (before[index] - bucket.parameters) * share
                     learnt.setdefault(index, {})[generation.placement.island] = change
             carried = left_out(nodes)
