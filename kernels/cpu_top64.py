@@ -107,7 +107,7 @@ def _find_elements(
             magnitude = np.int32(bits[Index(at) + Index(place)] & _I_ABS)
             places[Index(found)] = place
             magnitudes[Index(found)] = magnitude
-            found += magnitude >= bound
+            found += magnitude >= bound  # type: ignore[assignment]
     return found
 
 
@@ -153,7 +153,7 @@ def _find_largest(
         bits, at, width, bound, columns, _find_columns(maxima, width, bound, columns), places, magnitudes
     )
     if found > kept:
-        found = _drop_smallest(places, magnitudes, found, kept, bound, top + 1)
+        found = _drop_smallest(places, magnitudes, found, kept, bound, top + 1)  # type: ignore[arg-type]
     return found, top
 
 
@@ -174,7 +174,7 @@ def _add_up(rest: F32) -> np.float32:
         for k in range(half):
             rest[Index(k)] += rest[Index(k) + Index(half)]
         half //= 2
-    return rest[0]
+    return rest[0]  # type: ignore[no-any-return]
 
 
 @compiled()
