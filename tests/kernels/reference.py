@@ -117,7 +117,7 @@ def _encode_top64(x: Floats) -> bytes | None:
         magnitudes, count = np.abs(block[places]), len(places)
         is_large = magnitudes > _mean(magnitudes, np.full(count, fill_value=True))
         kinds = [kind for kind in (~is_large, is_large) if kind.any()]
-        means = _bf16(np.array([_mean(magnitudes, kind) for kind in kinds] or [0], np.float32))
+        means = _bf16(np.array([_mean(magnitudes, kind) for kind in kinds] or [np.float32(0)], np.float32))
         if np.any(means >= BF16_INFINITY):
             return None
         scales += np.broadcast_to(means, 2).tobytes()
@@ -133,7 +133,7 @@ def _mean(magnitudes: Floats, counted: NDArray[np.bool_]) -> np.float32:
     rest[: len(magnitudes)] = np.where(counted, magnitudes, np.float32(0)) * np.float32(1 / 64)
     while len(rest) > 1:
         rest = rest[: len(rest) // 2] + rest[len(rest) // 2 :]
-    return np.float32(rest[0] / np.float32(max(1, np.count_nonzero(counted)) / 64))
+    return np.float32(rest[0] / np.float32(max(1, int(np.count_nonzero(counted))) / 64))
 
 
 def _decode_top64(encoded: bytes, count: int) -> Floats:
