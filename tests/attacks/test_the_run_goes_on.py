@@ -234,7 +234,7 @@ def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(
         cluster.start_coordinator()
         for name in PEERS:
             cluster.add(name, environment={"XDG_CACHE_HOME": str(tmp_path / f"new-{name}")})
-        assert cluster.finish() == 0
+        assert cluster.finish(timeout=400) == 0
         assert [event["step"] for event in cluster.events[resumed:] if event["event"] == "rolled_back"][-1] < newest
     failed = [event for event in cluster.of("plan_failed") if event["snapshot_damaged"]]
     assert {event["node"] for event in failed} == set(PEERS)

@@ -102,7 +102,7 @@ def losses_of_islands(
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
     copies: dict[int, tuple[Any, Optimizer]] = {}
-    had: dict[int, int] = {}  # by island, the micro-batches since the last exchange
+    had: dict[int, int] = {}  # by island, the micro-batches since the last exchange, or since rounds began
     anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
     momentum, loss = torch.zeros_like(anchor), 0.0
     sums = SparseSums(run.network.exchange)
@@ -153,6 +153,7 @@ def losses_of_islands(
             loss = total.item()
             if exchanges(step) is None:
                 anchor = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+                had[island] = 0
         if held_out is not None and exchanges(step) is not False:
             held_out[step] = held_out_loss(run, data, module, train.evaluation_samples, device)
         yield loss
