@@ -186,7 +186,7 @@ def _beside_an_adapter(folder: Path, device: torch.device, weights: str) -> tupl
 def _whole(name: str, revision: str | None, sentence: str, device: torch.device, weights: str) -> Any:
     """The language model called ``name``, on ``device``. Raises ValueError with the ``sentence`` and the cause."""
     revision = revision or "main"
-    # Neither code nor pickles.
+    # A published folder may contain code and pickles; neither is loaded.
     how: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "dtype": "auto", "revision": revision}
     load: Any = AutoModelForCausalLM.from_pretrained
     try:

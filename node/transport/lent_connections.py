@@ -69,6 +69,7 @@ class Holder:
             await closed.wait()
         finally:
             spoken.cancel()
+            lent.close()
             with contextlib.suppress(ValueError):
                 waiting.remove(lent)
             if not waiting and self._waiting.get(node) is waiting:

@@ -66,6 +66,7 @@ def served_pipe(
 def read_ahead(pipe: Pipe) -> tuple[Pipe, asyncio.Future[bytes]]:
     """The pipe, and its first bytes, which are read from now on: they come from the pipe as well."""
     first = asyncio.ensure_future(pipe.read())
+    first.add_done_callback(lambda read: read.cancelled() or read.exception())  # nobody may ever read it
     unread = [first]
 
     async def read() -> bytes:

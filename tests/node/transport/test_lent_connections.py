@@ -16,6 +16,7 @@ import pytest
 
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport import lent_connections
+from dtfm.node.transport.backlogs import SHORT_SECONDS
 from dtfm.node.transport.doors import Doors
 from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.peer_server import PeerServer
@@ -259,6 +260,23 @@ async def test_a_connection_that_speaks_before_it_is_taken_is_given_back() -> No
     await holder.serve_lender("b", "key", speech(), cast(lent_connections.Context, None))
     with pytest.raises(NotLent):
         await holder.take("b", 0.0)
+
+
+async def test_lenders_that_come_and_go_leave_nothing_behind() -> None:
+    async def ends_at_once() -> AsyncIterator[bytes]:
+        return
+        yield b""
+
+    holder = Holder()
+    lending = [
+        asyncio.create_task(holder.serve_lender("b", "key", ends_at_once(), cast(lent_connections.Context, None)))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    lending[-1].cancel()
+    await asyncio.gather(*lending, return_exceptions=True)
+    await asyncio.sleep(2 * SHORT_SECONDS)
+    assert not holder._backlogs._behind
 
 
 async def test_a_used_connection_that_ends_takes_no_waiting_one_with_it() -> None:
