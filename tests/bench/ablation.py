@@ -3,9 +3,9 @@
     python -m tests.bench.ablation [--nodes 8 32 128] [--seconds 2 6 30] [--clusters 3] [--seeds 3] [--parts NAME ...] [--json]
 
 For clusters.unequal. Every run has the same CPU time of this process, on one thread. A row is the median over all clusters and
-seeds. The last rows lose a node of the plan (`a node lost`) or gain one (`a node joined`). They take the plan after a tenth of
-the time, without the kept population and with it. They compare it with the plan that the whole time finds from the kept
-population.
+seeds. The last rows lose a node of the plan (`a node lost`), lose two, or gain one (`a node joined`). They take the plan after a
+tenth of the time, without the kept population and with it. They compare it with the plan that the whole time finds from the
+kept population.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from unittest.mock import patch
 
+import numpy as np
+
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.population import Population
+from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search import anneal, crossover, population, search
 from dtfm.scheduler.search.anneal import Found
+from dtfm.scheduler.search.seed_groups import nearest_nodes
 from dtfm.scheduler.warm_up import warm_up
 from tests.bench.clusters import part_of, unequal
 from tests.bench.rows import Row, show
@@ -48,6 +52,11 @@ def alone(found: Sequence[Found], nodes: int, most: int = 1) -> list[Found]:
     return population.survivors(found, nodes, 1)
 
 
+def in_any_order(problem: Problem) -> Ints:
+    """In place of seed_groups.nearest_nodes: each node's others, shuffled."""
+    return np.random.default_rng(0).permuted(nearest_nodes(problem), axis=1)
+
+
 PARTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "crossover": lambda: patch.object(search, "children", cloned),
     "more than one survivor": lambda: patch.object(search, "survivors", alone),
@@ -55,6 +64,9 @@ PARTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "best walks in place of the worst": lambda: patch.object(anneal, "SELECTION", NEVER),
     "new generations, in place of a longer first one": lambda: patch.object(search, "FOUNDING", NEVER),
     "stages of both parents, half each": lambda: patch.object(crossover, "FROM_FATHER", 0.1),
+    "near nodes, in place of any": lambda: patch.object(search, "nearest_nodes", in_any_order),
+    "the exact search, of at most eight nodes": lambda: patch.object(search, "is_small", lambda _: False),
+    "evenness of stages": lambda: patch.object(anneal, "EVENNESS", 0.0),
 }
 
 
@@ -83,7 +95,8 @@ def without_parts(nodes: int, seconds: float, clusters: int, seeds: int, parts: 
     yield Row(f"{nodes} nodes, {seconds:g} s: seconds per step", statistics.median(whole), "s")
     for part, taken in found.items():
         ratios = [one / other for one, other in zip(taken, whole, strict=True)]
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        worse, better = sum(ratio > 1.01 for ratio in ratios), sum(ratio < 0.99 for ratio in ratios)
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}; of {len(ratios)}, 1 % worse {worse}, better {better}"
         middle = statistics.median(ratios)
         yield Row(f"{nodes} nodes, {seconds:g} s, without: {part} ({spread})", middle, "x", "with it", middle)
 
@@ -100,7 +113,9 @@ def after_a_change(nodes: int, seconds: float, clusters: int, seeds: int) -> Ite
             before = planned(fewer, workload, seconds, seed)
             lost = before.plan.stages[seed % len(before.plan.stages)].replicas[0]
             left = part_of(fewer, [node for node, name in enumerate(fewer.ids) if name != lost])
-            for change, now in (("a node lost", left), ("a node joined", cluster)):
+            gone = {lost, before.plan.stages[(seed + 1) % len(before.plan.stages)].replicas[-1]}
+            of_two = part_of(fewer, [node for node, name in enumerate(fewer.ids) if name not in gone])
+            for change, now in (("a node lost", left), ("two nodes lost", of_two), ("a node joined", cluster)):
                 best = planned(now, workload, seconds, seed + 1, before, before.population)
                 for way, kept in (("with the kept population", before.population), ("without it", ())):
                     quick = planned(now, workload, seconds / 10, seed + 2, before, kept)
