@@ -3,7 +3,7 @@
     python -m tests.bench.ablation [--nodes 8 32 128] [--seconds 2 6 30] [--clusters 3] [--seeds 3] [--parts NAME ...] [--json]
 
 For clusters.unequal. Every run has the same CPU time of this process, on one thread. A row is the median over all clusters and
-seeds. The last rows lose a node of the plan (`a node lost`), lose two, or gain one (`a node joined`). They take the plan after a
+seeds, where a search that finds no plan counts as infinity. The last rows lose a node of the plan (`a node lost`), lose two, or gain one (`a node joined`). They take the plan after a
 tenth of the time, without the kept population and with it. They compare it with the plan that the whole time finds from the
 kept population.
 """
@@ -11,6 +11,7 @@ kept population.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Decision
+from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.population import Population
 from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.workload import Workload
@@ -90,7 +91,11 @@ def without_parts(nodes: int, seconds: float, clusters: int, seeds: int, parts: 
         for seed in range(seeds):
             for part, taken in found.items():  # by turns, as other work on the machine comes and goes
                 with PARTS[part]() if part else nullcontext():
-                    taken.append(planned(cluster, workload, seconds, seed).predicted.iteration_seconds)
+                    try:
+                        step = planned(cluster, workload, seconds, seed).predicted.iteration_seconds
+                    except Infeasible:
+                        step = math.inf
+                    taken.append(step)
     whole = found.pop("")
     yield Row(f"{nodes} nodes, {seconds:g} s: seconds per step", statistics.median(whole), "s")
     for part, taken in found.items():
