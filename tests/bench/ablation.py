@@ -3,7 +3,7 @@
     python -m tests.bench.ablation [--nodes 8 32 128] [--seconds 2 6 30] [--clusters 3] [--seeds 3] [--parts NAME ...] [--json]
 
 For clusters.unequal. Every run has the same CPU time of this process, on one thread. A row is the median over all clusters and
-seeds. A search that finds no plan counts as infinity. The last rows lose a node of the plan (`a node lost`), lose two, or gain one
+seeds. Finding no plan counts as infinity. The last rows lose a node of the plan (`a node lost`), lose two, or gain one
 (`a node joined`). They take the plan after a tenth of the time, without the kept population and with it. They compare it with the
 plan that the whole time finds from the kept population.
 """
