@@ -64,10 +64,9 @@ templates:  ## The files for Vast, RunPod, SkyPilot and dstack with your image i
 # Many tests start processes that mostly wait for each other: three tests share two cores well. Those of tests/wan emulate links and
 # measure them, so nothing runs beside them, except where links have no speed of their own.
 ALONE := $(filter-out $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py),$(wildcard tests/wan/test_*.py))
-# Lint takes the first minutes of a core.
 test: $(READY)  ## Lint, and all tests
-	@$(MAKE) --no-print-directory -j 2 lint test-together
-	@$(MAKE) --no-print-directory test-alone
+	@$(MAKE) --no-print-directory test-together
+	@$(MAKE) --no-print-directory -j 2 lint test-alone  # these tests mostly wait for packets
 
 test-together: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 $(ALONE:%=--ignore=%)
@@ -98,8 +97,8 @@ pythons:  ## The coordinator's tests, which need no PyTorch, on each newer Pytho
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	nice $(BIN)/mypy
+	nice $(BIN)/lint-imports
 
 proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS:%=dtfm/%)

@@ -3,9 +3,11 @@
     python -m tests.bench.ablation [--nodes 8 32 128] [--seconds 2 6 30] [--clusters 3] [--seeds 3] [--parts NAME ...] [--json]
 
 For clusters.unequal. Every run has the same CPU time of this process, on one thread. A row is the median over all clusters and
-seeds. Finding no plan counts as infinity. The last rows lose a node of the plan (`a node lost`), lose two, or gain one
-(`a node joined`). They take the plan after a tenth of the time, without the kept population and with it. They compare it with the
-plan that the whole time finds from the kept population.
+seeds. Finding no plan counts as infinity. Where the whole search finds none, the cluster does not count.
+
+The last rows lose a node of the plan (`a node lost`), lose two, or gain one (`a node joined`). They take the plan after a tenth
+of the time, without the kept population and with it. They compare it with the plan that the whole time finds from the kept
+population.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ def without_parts(nodes: int, seconds: float, clusters: int, seeds: int, parts: 
     whole = found.pop("")
     yield Row(f"{nodes} nodes, {seconds:g} s: seconds per step", statistics.median(whole), "s")
     for part, taken in found.items():
-        ratios = [one / other for one, other in zip(taken, whole, strict=True)]
+        ratios = [one / other for one, other in zip(taken, whole, strict=True) if other < math.inf]
         worse, better = sum(ratio > 1.01 for ratio in ratios), sum(ratio < 0.99 for ratio in ratios)
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}; of {len(ratios)}, 1 % worse {worse}, better {better}"
         middle = statistics.median(ratios)

@@ -116,7 +116,7 @@ from dtfm.node.host import device, named_devices
 
 supervisor.PRELOADED = ()
 join.place_of = lambda *_: ("127.0.0.1:0", (), "127.0.0.1", False)
-named_devices._count_gpus = lambda: 3
+named_devices._count_gpus = lambda: 2
 
 def opened(name, asked):
     print(f"{asked} is {name}, and sees {os.environ['CUDA_VISIBLE_DEVICES']} alone", flush=True)
@@ -132,15 +132,14 @@ main()
 @pytest.mark.parametrize(
     ("devices", "seen"),
     [
-        ("all", ["[cuda0] cuda:0 is cuda:0, and sees 5", "[cuda1] cuda:1 is cuda:0, and sees 2",
-                 "[cuda2] cuda:2 is cuda:0, and sees 7"]),
-        pytest.param("cuda:2", ["cuda:2 is cuda:0, and sees 7"], marks=pytest.mark.soak),
+        ("all", ["[cuda0] cuda:0 is cuda:0, and sees 5", "[cuda1] cuda:1 is cuda:0, and sees 2"]),
+        pytest.param("cuda:1", ["cuda:1 is cuda:0, and sees 2"], marks=pytest.mark.soak),
     ],
 )  # fmt: skip
 def test_each_node_sees_its_own_gpu_alone(devices: str, seen: list[str], tmp_path: Path) -> None:
     environment = {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": "5,2,7",
+        "CUDA_VISIBLE_DEVICES": "5,2",
         "XDG_STATE_HOME": str(tmp_path),
         "HOME": str(tmp_path),
     }

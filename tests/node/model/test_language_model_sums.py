@@ -55,7 +55,7 @@ def both(
 @pytest.mark.parametrize(
     ("config", "vocabulary", "length", "micro_batch", "bf16"),
     [
-        (SMALL, 300, 64, 1, False),
+        pytest.param(SMALL, 300, 64, 1, False, marks=pytest.mark.soak),
         (WIDE, 50_304, 1024, 4, True),
         pytest.param(SMALL, 300, 64, 1, True, marks=pytest.mark.soak),
         pytest.param(SMALL, 32_000, 512, 2, True, marks=pytest.mark.soak),

@@ -83,7 +83,7 @@ def fail_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WeightFiles, "read", fail)
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8", "nf4"])
+@pytest.mark.parametrize("weights", ["nf4", *(pytest.param(each, marks=pytest.mark.soak) for each in ("bf16", "int8"))])
 async def test_a_node_gets_from_others_what_it_cannot_read(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, caplog: pytest.LogCaptureFixture
 ) -> None:

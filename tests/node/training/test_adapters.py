@@ -64,7 +64,7 @@ def test_losses_and_adapters_equal_one_process(
     [
         ("llama", "bf16", 2, '["embed_tokens", "lm_head", "norm"]', 1e-6),
         pytest.param("llama", "bf16", 1, '["embed_tokens", "lm_head", "norm"]', 1e-6, marks=pytest.mark.soak),
-        ("gemma2", "bf16", 2, '["embed_tokens"]', 1e-6),
+        pytest.param("gemma2", "bf16", 2, '["embed_tokens"]', 1e-6, marks=pytest.mark.soak),
         pytest.param("gpt2", "bf16", 3, '["lm_head", "ln_f"]', 1e-6, marks=pytest.mark.soak),
         pytest.param("llama", "nf4", 2, '["lm_head", "norm"]', 1e-4, marks=pytest.mark.soak),
     ],
@@ -97,7 +97,7 @@ def test_so_do_modules_that_are_trained_whole(
         pytest.param("gemma2", "bf16", 1, "dora = true", 1e-6, marks=pytest.mark.soak),
         pytest.param("gpt2", "bf16", 2, 'dora = true\ntrain_also = ["ln_f"]', 1e-6, marks=pytest.mark.soak),
         pytest.param("llama", "bf16", 2, "dora = true\ndropout = 0.1", 1e-6, marks=pytest.mark.soak),
-        ("llama", "nf4", 2, "dora = true", 1e-4),
+        pytest.param("llama", "nf4", 2, "dora = true", 1e-4, marks=pytest.mark.soak),
     ],
 )
 def test_so_do_lengths_of_rows_beside_their_directions(

@@ -42,7 +42,9 @@ def weights_of(stage: Stage, step: int) -> Weights:
     return step, {index: flat.clone() for index, flat in stage.weights.items()}
 
 
-@pytest.mark.parametrize(("family", "weights"), [("", "bf16"), ("gemma2", "bf16"), ("llama", "nf4")])
+@pytest.mark.parametrize(
+    ("family", "weights"), [("", "bf16"), pytest.param("gemma2", "bf16", marks=pytest.mark.soak), ("llama", "nf4")]
+)
 def test_the_texts_are_what_the_trained_model_writes(tmp_path: Path, family: str, weights: str) -> None:
     text = run_file(stages=[1], steps=4, precision="fp32", learning_rate=0.05)
     text = adapter_run(text, publish(tmp_path / "published", family), weights=weights) if family else text

@@ -60,7 +60,15 @@ def trained(folder: Path, published: Path, also: tuple[str, ...] = (), **keys: A
     return checkpoint, model
 
 
-@pytest.mark.parametrize(("family", "dora"), [("qwen3", False), ("gpt2", False), ("qwen3", True), ("gpt2", True)])
+@pytest.mark.parametrize(
+    ("family", "dora"),
+    [
+        ("gpt2", False),
+        ("qwen3", True),
+        pytest.param("qwen3", False, marks=pytest.mark.soak),
+        pytest.param("gpt2", True, marks=pytest.mark.soak),
+    ],
+)
 def test_it_is_what_peft_merges_to_a_rounding(
     family: str, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +106,11 @@ def test_it_is_what_peft_merges_to_a_rounding(
 
 @pytest.mark.parametrize(
     ("family", "also"),
-    [("llama", ("embed_tokens", "lm_head", "norm")), ("gemma2", ("embed_tokens",)), ("gpt2", ("wte",))],
+    [
+        ("llama", ("embed_tokens", "lm_head", "norm")),
+        pytest.param("gemma2", ("embed_tokens",), marks=pytest.mark.soak),
+        ("gpt2", ("wte",)),
+    ],
 )
 def test_modules_that_were_trained_whole_are_read_by_peft_and_merged(
     family: str, also: tuple[str, ...], tmp_path: Path

@@ -94,7 +94,7 @@ def test_what_is_done_again_beyond_the_rate_is_whole_shares() -> None:
     assert more.whole == pytest.approx(0.09)
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [pytest.param(0.02, marks=pytest.mark.soak), 0.1, 0.5, 1.0])
 @pytest.mark.parametrize(("stages", "micro_batches"), [([4], 64), ([2, 3], 12), ([3], 3)])
 def test_over_many_steps_the_share_of_the_work_that_is_done_again_is_the_rate(
     rate: float, stages: list[int], micro_batches: int

@@ -86,7 +86,7 @@ def digests(model: Model) -> Mapping[str, bytes]:
     return {name: digest_of(frozen._packing.parts(held)) for name, held in frozen._held.items()}
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8", "nf4"])
+@pytest.mark.parametrize("weights", ["bf16", pytest.param("int8", marks=pytest.mark.soak), "nf4"])
 def test_a_second_start_reads_nothing_from_the_source(
     elsewhere: str, tmp_path: Path, reads: list[str], weights: str, caplog: pytest.LogCaptureFixture
 ) -> None:

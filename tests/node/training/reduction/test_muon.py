@@ -43,7 +43,10 @@ def equal_one_process(losses: list[float]) -> bool:
     return losses == pytest.approx(losses_alone(Path("run.toml"), steps=len(losses)), rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("stages", "replicas"),
+    [(2, 2), *(pytest.param(*each, marks=pytest.mark.soak) for each in ((1, 1), (1, 2), (2, 1)))],
+)
 def test_losses_are_those_of_torchs_muon_and_adamw(stages: int, replicas: int) -> None:
     with nodes_of(text([replicas] * stages), stages, replicas) as nodes:
         assert equal_one_process([nodes.train() for _ in range(6)])
