@@ -7,7 +7,7 @@ from dtfm.coordinator.log.health import LONGEST_PAUSE_LEASES
 
 COMMIT_WAIT_LEASES = 0.01
 """The least time a commit may wait for a standby, however short steps are: gradients and the standby's report have to travel, and
-devices are busy at times. See standby.COMMIT_WAIT_FRACTION for long steps."""
+devices are busy at times. For long steps see COMMIT_WAIT_FRACTION in copies/keeping_up.py."""
 
 HASTE_LEASES = 0.01
 """The planner's time while nothing trains."""
