@@ -51,10 +51,15 @@ def workload_of_run(run: RunFile) -> Workload:
         raise ValueError("memory in fp64, or with data.isolate_documents, is not known without the model")
     beside = None
     if (adapter := run.adapter) is not None:
-        if adapter.targets != "all-linear" and {*adapter.targets} != MATRICES:
+        targets = MATRICES if adapter.targets == "all-linear" else frozenset(adapter.targets)
+        if wrong := sorted(name for name in targets if name.rpartition(".")[2] not in MATRICES):
+            raise NoSuchModel(
+                f"adapter.targets: the decoder layers have no matrix {wrong[0]!r:.80}; they have {', '.join(sorted(MATRICES))}"
+            )
+        if not targets <= MATRICES:
             raise ValueError(
-                f"memory with adapter.targets = {adapter.targets!r:.200} is not known without the model; known are all "
-                f"matrices: {', '.join(sorted(MATRICES))}"
+                f"memory with adapter.targets = {adapter.targets!r:.200} is not known without the model; known are "
+                f"{', '.join(sorted(MATRICES))}, each in every layer"
             )
         if adapter.dora:
             raise ValueError("memory with adapter.dora is not known without the model")
@@ -65,7 +70,7 @@ def workload_of_run(run: RunFile) -> Workload:
                 f"{', '.join(sorted(TRAINED_ALSO))}"
             )
         both = TRAINED_ALSO if also and config.get("tie_word_embeddings") else also
-        beside = Beside(adapter.rank, model.weights, both, adapter.dropout > 0)
+        beside = Beside(adapter.rank, model.weights, both, adapter.dropout > 0, targets)
     layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16, beside)
     if beside is None:
         return workload_of(layers, run)

@@ -74,12 +74,17 @@ def test_a_folder_with_a_config_says_how_large_its_model_is(tmp_path: Path) -> N
     assert summed.layers[0].parameter_bytes == 4 * 500 * 64
 
 
-@pytest.mark.parametrize("also", [[], ["lm_head"]])
-def test_a_run_with_an_adapter_asks_what_a_node_would_count(tmp_path: Path, also: list[str]) -> None:
-    """Also where the head is the embedding, and is trained."""
+@pytest.mark.parametrize(
+    ("also", "targets"), [([], "all-linear"), (["lm_head"], "all-linear"), (["lm_head"], ["q_proj", "v_proj"])]
+)
+def test_a_run_with_an_adapter_asks_what_a_node_would_count(
+    tmp_path: Path, also: list[str], targets: str | list[str]
+) -> None:
+    """Also where the head is the embedding, and is trained, and where only some matrices have an adapter."""
     published = publish(tmp_path, "qwen3", tie_word_embeddings=bool(also))
     model: dict[str, object] = {"pretrained": str(published), "weights": "nf4"}
-    asked = run_file(model=model, adapter={"rank": 4, "train_also": also}, data={"tokenizer": "bytes"})
+    adapter = {"rank": 4, "train_also": also, "targets": targets}
+    asked = run_file(model=model, adapter=adapter, data={"tokenizer": "bytes"})
     counted = parse_workload(describe(asked.with_precision(bf16=False)))[0]
     summed = workload_of_run(asked)
     assert summed.backward_per_forward == pytest.approx(counted.backward_per_forward)
@@ -205,8 +210,20 @@ def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_tr
             "adapter.rank = 2000: the decoder layers have a matrix of 1024 times 4096; the rank must be at most 1024",
         ),
         (
-            {"model": {"pretrained": "FOLDER"}, "adapter": {"targets": ["q_proj"]}, "data": {"tokenizer": "bytes"}},
-            "memory with adapter.targets = ['q_proj'] is not known without the model; known are all matrices: down_",
+            {
+                "model": {"pretrained": "FOLDER"},
+                "adapter": {"targets": ["q_proj", "c_attn"]},
+                "data": {"tokenizer": "bytes"},
+            },
+            "adapter.targets: the decoder layers have no matrix 'c_attn'; they have down_proj, gate_proj, k_proj, o_proj, q_",
+        ),
+        (
+            {
+                "model": {"pretrained": "FOLDER"},
+                "adapter": {"targets": ["layers.0.self_attn.q_proj"]},
+                "data": {"tokenizer": "bytes"},
+            },
+            "memory with adapter.targets = ['layers.0.self_attn.q_proj'] is not known without the model; known are down_",
         ),
         (
             {"model": {"pretrained": "FOLDER"}, "adapter": {"dora": True}, "data": {"tokenizer": "bytes"}},
