@@ -149,16 +149,16 @@ def language_model_layers(
         products += trained
         frozen = sum(beside.packed(shape, byte) for shape in shapes.values()) + byte * vectors
         has_last = "down_proj" in beside.targets
-        # Frozen norms do not keep what they multiply with their weights, and frozen matrices not what comes in.
+        # Frozen norms do not keep what they multiply with their weights, and frozen matrices do not keep their inputs.
         kept -= 4 * output + byte * inner + (byte * (queries + keys) if family == "qwen3" else 0)
-        # Each adapter keeps the product of its first matrix, and what comes in.
+        # Each adapter keeps its input, and the product of its first matrix.
         kept += byte * beside.rank * len(adapted)
         if beside.drops:  # without what it drops, and a byte per number that says which these are
             kept += (byte + 1) * sum(columns for _, columns in adapted)
         else:
             kept += output * (not beside.targets.isdisjoint(("q_proj", "k_proj", "v_proj")))
             kept += output * (not beside.targets.isdisjoint(("gate_proj", "up_proj"))) + byte * inner * has_last
-        # The last matrix's adapter makes room for a gradient: it frees what came in, and its first product.
+        # The last matrix's adapter makes room for a gradient: it frees its input, and its first product.
         feeding = byte * tokens * (3 * inner - has_last * (inner + beside.rank)) + tokens * output
         if beside.drops and has_last:  # its mask is made, or its gradient goes back through it
             masking = tokens * (7 * inner + (8 if bf16 else 12) * hidden + 4) + 4 * inner

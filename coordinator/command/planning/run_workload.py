@@ -89,7 +89,7 @@ def _settings(run: RunFile) -> Mapping[str, Any]:
     if (config := _json(name, ADAPTER_CONFIG, run.own_weights)) is not None:
         adapter = _adapter(config, "model.pretrained", name)
         keys = {"rank": adapter.rank, "alpha": adapter.alpha, "rs": adapter.rs, "dora": adapter.dora}
-        given = {key: value for key, value in keys.items() if value is not False}
+        given: dict[str, object] = {key: value for key, value in keys.items() if value is not False}
         given["targets"] = [*adapter.targets] if isinstance(adapter.targets, tuple) else adapter.targets
         if adapter.train_also:
             given["train_also"] = [*adapter.train_also]
