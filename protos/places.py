@@ -143,3 +143,8 @@ def is_local_url(place: str) -> bool:
 def is_local_name(name: str) -> bool:
     """Whether this may be no name on the hub: it looks like a path, or there is one on this machine."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or os.path.exists(name)
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether this is OWNER/NAME of a repository on the hub, maybe with "@" and a revision, and no path that is here."""
+    return name.partition("@")[0].count("/") == 1 and not is_local_name(name)

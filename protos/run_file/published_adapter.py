@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from dtfm.protos.places import is_on_hub
 
 _UNUSUAL = ("lora_bias", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 """What a run does not train. Each is empty in adapters that a run can go on with."""
@@ -25,6 +27,19 @@ class PublishedAdapter:
     dropout: float = 0.0
     train_also: tuple[str, ...] = ()
     dora: bool = False
+
+
+class _Asked(Protocol):
+    """What a run says of its adapter."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def rs(self) -> bool: ...
+    @property
+    def dora(self) -> bool: ...
 
 
 def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
@@ -66,3 +81,29 @@ def published_adapter(config: Mapping[str, Any], name: str) -> PublishedAdapter:
         tuple(sorted(also)),
         bool(config.get("use_dora")),
     )
+
+
+def check_same(found: PublishedAdapter, asked: _Asked, name: str) -> None:
+    """Raises ValueError if the adapter called ``name`` is of another kind than a run that begins with it has ``asked`` for."""
+    said = {True: "true", False: "false"}
+    for key, mine, theirs in (
+        ("rank", asked.rank, found.rank),
+        ("alpha", asked.alpha, found.alpha),
+        ("rs", said[asked.rs], said[found.rs]),
+        ("dora", said[asked.dora], said[found.dora]),
+    ):
+        if mine != theirs:
+            raise ValueError(
+                f"adapter.{key} = {mine}, but the adapter in {name} has {theirs}; set {key} = {theirs} in [adapter]"
+            )
+
+
+def check_base(found: PublishedAdapter, base: str, name: str) -> None:
+    """Raises ValueError if the adapter called ``name`` is for another model on the hub than ``base``. Of folders, which may be
+    copies, only the shapes tell."""
+    theirs, mine = found.base.partition("@")[0], base.partition("@")[0]
+    if theirs != mine and is_on_hub(theirs) and is_on_hub(mine):
+        raise ValueError(
+            f"adapter.pretrained: {name} is an adapter for another model, {theirs}; set model.pretrained to that, or name an "
+            f"adapter for {mine}"
+        )

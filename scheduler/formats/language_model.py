@@ -47,7 +47,7 @@ KNOWN = {
 
 
 MATRICES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-"""The matrices of a decoder layer of these families. An adapter stands beside all of them."""
+"""The matrices of a decoder layer of these families. An adapter may stand beside each of them."""
 
 TRAINED_ALSO = frozenset({"embed_tokens", "lm_head"})
 """The modules outside the decoder layers that may be trained beside an adapter."""
@@ -55,13 +55,15 @@ TRAINED_ALSO = frozenset({"embed_tokens", "lm_head"})
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """An adapter of this ``rank`` beside each of MATRICES. ``weights``: how nodes keep these, as the run file
-    says. ``also``: of TRAINED_ALSO, the modules that are trained whole; tied ones both. ``drops``: the adapter has dropout."""
+    """An adapter of this ``rank`` beside each of ``targets``, which are some of MATRICES. ``weights``: how nodes keep MATRICES,
+    as the run file says. ``also``: of TRAINED_ALSO, the modules that are trained whole; tied ones both. ``drops``: the adapter
+    has dropout."""
 
     rank: int
     weights: str
     also: frozenset[str] = frozenset()
     drops: bool = False
+    targets: frozenset[str] = MATRICES
 
     def packed(self, matrix: Sequence[int], byte: int) -> int:
         """The bytes of a frozen matrix of a decoder layer, as node/model/causal/quantised.py counts them. ``byte``: those of a
@@ -122,34 +124,46 @@ def language_model_layers(
     elif family == "qwen3":
         parameters += 2 * head
         kept += (4 + byte) * (queries + keys) + 4 * (heads + key_heads)
-    attention = (queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries)
-    shapes = (*attention, (inner, hidden), (inner, hidden), (hidden, inner))
+    shapes = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
     vectors = parameters - matrices
-    trained, frozen, of_matrix = parameters, 0, hidden * inner
-    products = matrices
+    trained, frozen, products = parameters, 0, matrices
+    feeding = byte * max(2 * tokens * inner, hidden * inner + tokens * inner) + tokens * output
+    unpacked = 0
     if beside is not None:
-        if beside.rank > min(map(min, shapes)):
-            rows, columns = min(shapes, key=min)
+        adapted = [shapes[name] for name in sorted(beside.targets)]
+        if beside.rank > min(map(min, adapted)):
+            rows, columns = min(adapted, key=min)
             raise NoSuchModel(
                 f"adapter.rank = {beside.rank}: the decoder layers have a matrix of {rows} times {columns}; the rank must be at "
                 f"most {min(rows, columns)}"
             )
-        trained, of_matrix = beside.rank * sum(map(sum, shapes)), 0
+        trained = beside.rank * sum(map(sum, adapted))
         products += trained
-        frozen = sum(beside.packed(shape, byte) for shape in shapes) + byte * vectors
-        # Frozen norms do not keep what they multiply with their weights; each adapter keeps the product of its first matrix.
-        kept += 7 * byte * beside.rank - 2 * output - (byte * (queries + keys) if family == "qwen3" else 0)
-    if beside is not None and beside.drops:
-        # Each adapter keeps its input without what it drops, and a byte per number that says which these are.
-        kept += (byte + 1) * (5 * hidden + queries + inner) - 2 * output - byte * inner
-    feeding = byte * max(2 * tokens * inner, of_matrix + tokens * inner) + tokens * output
-    unpacked = 0
-    if beside is not None:
-        feeding -= byte * tokens * beside.rank
-        if beside.drops:  # the last matrix's mask is made, or its gradient goes back through it
+        frozen = sum(beside.packed(shape, byte) for shape in shapes.values()) + byte * vectors
+        has_last = "down_proj" in beside.targets
+        # Frozen norms do not keep what they multiply with their weights, and frozen matrices do not keep their inputs.
+        kept -= 4 * output + byte * inner + (byte * (queries + keys) if family == "qwen3" else 0)
+        # Each adapter keeps its input, and the product of its first matrix.
+        kept += byte * beside.rank * len(adapted)
+        if beside.drops:  # without what it drops, and a byte per number that says which these are
+            kept += (byte + 1) * sum(columns for _, columns in adapted)
+        else:
+            kept += output * (not beside.targets.isdisjoint(("q_proj", "k_proj", "v_proj")))
+            kept += output * (not beside.targets.isdisjoint(("gate_proj", "up_proj"))) + byte * inner * has_last
+        # The last matrix's adapter makes room for a gradient: it frees its input, and its first product.
+        feeding = byte * tokens * (3 * inner - has_last * (inner + beside.rank)) + tokens * output
+        if beside.drops and has_last:  # its mask is made, or its gradient goes back through it
             masking = tokens * (7 * inner + (8 if bf16 else 12) * hidden + 4) + 4 * inner
             feeding = max(feeding, masking, byte * (3 * tokens * inner + beside.rank * (inner + hidden)))
-        unpacked = byte * max(map(prod, shapes)) if beside.weights != "bf16" else 0
+        unpacked = byte * max(map(prod, shapes.values())) if beside.weights != "bf16" else 0
     decoder = (
         2 * tokens * products + 4 * tokens * length * queries,
         4 * trained,

@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from dtfm.node.model.causal.weight_files import WeightFiles, repository_of
-from dtfm.protos.places import is_local_name
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.published_files import ADAPTER, ADAPTER_CONFIG, in_peft
-from dtfm.protos.run_file.published_adapter import PublishedAdapter, published_adapter
+from dtfm.protos.run_file.published_adapter import check_base, check_same, published_adapter
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +35,10 @@ class AdapterFiles(WeightFiles):
             found = published_adapter(self.config, self.name)
         except ValueError as problem:
             raise ValueError(f"{self.KEY}: {problem}") from None
-        self._check_base(found, base)
-        said = {True: "true", False: "false"}
-        for key, mine, theirs in (
-            ("rank", adapter.rank, found.rank),
-            ("alpha", adapter.alpha, found.alpha),
-            ("rs", said[adapter.rs], said[found.rs]),
-            ("dora", said[adapter.dora], said[found.dora]),
-        ):
-            if mine != theirs:
-                raise ValueError(
-                    f"adapter.{key} = {mine}, but the adapter in {self.name} has {theirs}; set {key} = {theirs} in [adapter]"
-                )
+        check_base(found, base, self.name)
+        if found.base and (theirs := repository_of(found.base)) != (mine := repository_of(base)):
+            log.info("the adapter of %s was trained beside %s, and goes on beside %s", self.name, theirs, mine)
+        check_same(found, adapter, self.name)
         wanted = {in_peft(name): shape for name, shape in trained.items()}
         missing, unknown = sorted(wanted.keys() - self.tensors.keys()), sorted(self.tensors.keys() - wanted.keys())
         if not unknown and set(missing) <= set(map(in_peft, further)):
@@ -82,15 +73,3 @@ class AdapterFiles(WeightFiles):
                     _MERGE,
                 )
         return {name: value if value.dtype == torch.float64 else value.float() for name, value in found.items()}
-
-    def _check_base(self, found: PublishedAdapter, base: str) -> None:
-        """Two names on the hub are two models. Folders may be copies: shapes tell."""
-        theirs, mine = repository_of(found.base), repository_of(base)
-        if theirs == mine or not theirs:
-            return
-        if all(name.count("/") == 1 and not is_local_name(name) for name in (theirs, mine)):
-            raise ValueError(
-                f"{self.KEY}: {self.name} is an adapter for another model, {theirs}; set model.pretrained to that, or name an "
-                f"adapter for {mine}"
-            )
-        log.info("the adapter of %s was trained beside %s, and goes on beside %s", self.name, theirs, mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 
 from dtfm.coordinator.command.planning.run_workload import as_begun, workload_of_run
 from dtfm.node.command.workload_file import describe
-from dtfm.protos.run_file.run_file import RunFile, parse_run
+from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
 from dtfm.scheduler.formats.workload import parse_workload
 from tests.coordinator.command.typed import Typed
+from tests.hub import REPOSITORY, TOKEN, hub as hub_of
 from tests.published import publish
 from tests.scheduler.clusters import even_workload
 from tests.scheduler.dumps import dump_workload
@@ -74,12 +76,17 @@ def test_a_folder_with_a_config_says_how_large_its_model_is(tmp_path: Path) -> N
     assert summed.layers[0].parameter_bytes == 4 * 500 * 64
 
 
-@pytest.mark.parametrize("also", [[], ["lm_head"]])
-def test_a_run_with_an_adapter_asks_what_a_node_would_count(tmp_path: Path, also: list[str]) -> None:
-    """Also where the head is the embedding, and is trained."""
+@pytest.mark.parametrize(
+    ("also", "targets"), [([], "all-linear"), (["lm_head"], "all-linear"), (["lm_head"], ["q_proj", "v_proj"])]
+)
+def test_a_run_with_an_adapter_asks_what_a_node_would_count(
+    tmp_path: Path, also: list[str], targets: str | list[str]
+) -> None:
+    """Also where the head is the embedding, and is trained, and where only some matrices have an adapter."""
     published = publish(tmp_path, "qwen3", tie_word_embeddings=bool(also))
     model: dict[str, object] = {"pretrained": str(published), "weights": "nf4"}
-    asked = run_file(model=model, adapter={"rank": 4, "train_also": also}, data={"tokenizer": "bytes"})
+    adapter = {"rank": 4, "train_also": also, "targets": targets}
+    asked = run_file(model=model, adapter=adapter, data={"tokenizer": "bytes"})
     counted = parse_workload(describe(asked.with_precision(bf16=False)))[0]
     summed = workload_of_run(asked)
     assert summed.backward_per_forward == pytest.approx(counted.backward_per_forward)
@@ -151,14 +158,98 @@ def test_so_does_another_run_of_this_coordinator(tmp_path: Path, monkeypatch: py
     assert len(found.layers) == 2 + 36
 
 
-def test_an_adapter_on_the_hub_is_told_how_to_be_named(tmp_path: Path, hub: Path, typed: Typed) -> None:
+def test_an_adapter_on_the_hub_in_place_of_its_model_is_told_how_to_be_named(
+    tmp_path: Path, hub: Path, typed: Typed
+) -> None:
     """The coordinator does not read it there, and nodes would refuse it."""
-    adapter_in(hub / "owner/adapter")
+    adapter_in(hub / "owner/adapter", target_modules=["q_proj"])
     told = planned('[model]\npretrained = "owner/adapter"\n[adapter]\n', tmp_path, typed, code=2)
     assert told == (
-        "dtfm-coordinator: model.pretrained is 'owner/adapter', an adapter: name its model as model.pretrained ('owner/base'), "
-        "and the adapter as adapter.pretrained, with its rank, alpha and targets\n"
+        "dtfm-coordinator: model.pretrained is 'owner/adapter', an adapter: name its model as model.pretrained "
+        "('owner/base@0123456789abcdef0123456789abcdef01234567'), and in [adapter] set pretrained = \"owner/adapter\", rank = 8, "
+        'alpha = 32.0, targets = ["q_proj"], train_also = ["lm_head"]\n'
     )
+
+
+BEGUN = '[model]\npretrained = "owner/base"\n[adapter]\npretrained = "owner/adapter"\n'
+SAME = 'rank = 8\nalpha = 32\ntrain_also = ["lm_head"]\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys", "sentence"),
+    [
+        ({}, SAME, ""),
+        ({"target_modules": "all-linear"}, SAME, ""),
+        ({"target_modules": ["q_proj"]}, f'{SAME}targets = ["q_proj"]\n', ""),
+        (
+            {},
+            SAME.replace("8", "16"),
+            "adapter.rank = 16, but the adapter in owner/adapter has 8; set rank = 8 in [adapter]",
+        ),
+        ({"r": 4}, "", "adapter.rank = 16, but the adapter in owner/adapter has 4; set rank = 4 in [adapter]"),
+        ({"use_dora": True}, SAME, "adapter.dora = false, but the adapter in owner/adapter has true; set dora = true"),
+        (
+            {"target_modules": ["q_proj"]},
+            f'{SAME}targets = ["v_proj"]\n',
+            'adapter.targets = ["v_proj"], but the adapter in owner/adapter has ["q_proj"]; set targets = ["q_proj"] in [ad',
+        ),
+        (
+            {"modules_to_save": None},
+            SAME,
+            'adapter.train_also = ["lm_head"], but the adapter in owner/adapter has []; set train_also = [] in [adapter]',
+        ),
+        (
+            {"base_model_name_or_path": "owner/other"},
+            SAME,
+            "adapter.pretrained: owner/adapter is an adapter for another model, owner/other; set model.pretrained to that, or",
+        ),
+        (
+            {"peft_type": "IA3"},
+            SAME,
+            "adapter.pretrained: owner/adapter is an adapter of the kind 'IA3'; only LoRA can",
+        ),
+        (
+            None,
+            SAME,
+            "adapter.pretrained is 'owner/adapter', whose adapter_config.json is not read from here on the hub: the name, the",
+        ),
+    ],
+)
+def test_plan_refuses_what_nodes_would_of_an_adapter_on_the_hub(
+    tmp_path: Path, hub: Path, changes: dict[str, object] | None, keys: str, sentence: str
+) -> None:
+    (hub / "owner/base").mkdir(parents=True)
+    (hub / "owner/base/config.json").write_text(json.dumps(EIGHT_BILLION))
+    if changes is not None:
+        adapter_in(hub / "owner/adapter", **changes)
+    (tmp_path / "run.toml").write_text(BEGUN + keys)
+    asked = read_run_file(tmp_path / "run.toml")
+    if not sentence:
+        assert len(workload_of_run(as_begun(asked)).layers) == 2 + 36
+    else:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            workload_of_run(as_begun(asked))
+
+
+def test_the_adapter_is_read_with_the_hubs_own_library(tmp_path: Path) -> None:
+    """From a repository that only its owner's token opens."""
+    (tmp_path / "config.json").write_text(json.dumps(EIGHT_BILLION))
+    keys = SAME.replace("8", "16")
+    (tmp_path / "run.toml").write_text(
+        f'[model]\npretrained = "{tmp_path}"\n[adapter]\npretrained = "{REPOSITORY}"\n{keys}'
+    )
+    asked = *GPUS, "--run", str(tmp_path / "run.toml"), "--deadline", "0.1"
+    with hub_of({"adapter_config.json": json.dumps(PUBLISHED_ADAPTER).encode()}) as there:
+        known = {"HF_ENDPOINT": there.address, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        told = subprocess.run(
+            (sys.executable, "-m", "dtfm.coordinator.cli", *asked),
+            env={**os.environ, **known, "HF_HOME": str(tmp_path / "hub")},
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+        )
+    assert f"adapter.rank = 16, but the adapter in {REPOSITORY} has 8; set rank = 8 in [adapter]" in told.stderr
+    assert told.returncode == 2
 
 
 @pytest.mark.parametrize("weights", ["nf4", "int8", "bf16"])
@@ -205,8 +296,20 @@ def test_an_adapter_of_8_billion_parameters_fits_one_gpu_that_is_too_small_to_tr
             "adapter.rank = 2000: the decoder layers have a matrix of 1024 times 4096; the rank must be at most 1024",
         ),
         (
-            {"model": {"pretrained": "FOLDER"}, "adapter": {"targets": ["q_proj"]}, "data": {"tokenizer": "bytes"}},
-            "memory with adapter.targets = ['q_proj'] is not known without the model; known are all matrices: down_",
+            {
+                "model": {"pretrained": "FOLDER"},
+                "adapter": {"targets": ["q_proj", "c_attn"]},
+                "data": {"tokenizer": "bytes"},
+            },
+            "adapter.targets: the decoder layers have no matrix 'c_attn'; they have down_proj, gate_proj, k_proj, o_proj, q_",
+        ),
+        (
+            {
+                "model": {"pretrained": "FOLDER"},
+                "adapter": {"targets": ["layers.0.self_attn.q_proj"]},
+                "data": {"tokenizer": "bytes"},
+            },
+            "memory with adapter.targets = ['layers.0.self_attn.q_proj'] is not known without the model; known are down_",
         ),
         (
             {"model": {"pretrained": "FOLDER"}, "adapter": {"dora": True}, "data": {"tokenizer": "bytes"}},

@@ -18,10 +18,12 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from dtfm.coordinator.core.trust.tolerance import PRECISIONS
+from dtfm.node.data.samples import Sample
 from dtfm.node.model import compiled_layer
 from dtfm.node.model.causal.slice import ISOLATING
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.cost import layer_costs
+from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.protos import plan_pb2
@@ -31,8 +33,10 @@ from tests.node.allocated import left_allocated
 from tests.node.model.initialised import initialise_all
 from tests.node.model.test_documents import isolated
 from tests.node.model.test_stage import LENGTH, batch_of, model_of, train
+from tests.published import publish
 
 CPU = torch.device("cpu")
+SAMPLE = Sample((LENGTH,), torch.int64, 256)
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +107,26 @@ def test_the_layers_of_a_family_are_compiled_once_for_all_of_a_kind(
         made.forward(torch.randn(3, LENGTH, 32))
     assert not counters["graph_break"]
     assert 2 <= counters["stats"]["unique_graphs"] <= 4, "for training and evaluations, of at most two kinds of layers"
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])
+def test_compiled_layers_train_lengths_of_rows_as_peft_does(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DoRA. peft asks for the type of the matrix in ways that PyTorch does not compile, so there are several pieces."""
+    if backend == "inductor":
+        assert can_compile(CPU)
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    adapter = plan_pb2.Run.Adapter(rank=4, alpha=8, dora=True, targets=["q_proj", "down_proj"])
+    folder = publish(tmp_path, num_hidden_layers=1)
+    spec = plan_pb2.Run.Model(pretrained=str(folder), weights="bf16", adapter=adapter)
+    plain, made = (
+        middle_of(model) for model in (load_model(spec, SAMPLE), with_compiled_layers(load_model(spec, SAMPLE)))
+    )
+    for ours, theirs in zip(both_ways(made), both_ways(plain), strict=True):
+        assert 0 <= (ours - theirs).norm() / theirs.norm() < PRECISIONS["fp32"] / 10
+    assert counters["stats"]["unique_graphs"] > 0
 
 
 @pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.soak), "convnet"])

@@ -13,6 +13,7 @@ from dtfm.scheduler.formats.language_model import FAMILIES, Beside, backward_per
 from dtfm.scheduler.formats.workload import parse_workload
 from tests.published import publish
 
+ATTENTION = frozenset({"q_proj", "v_proj"})
 SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 352}
 WIDE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1408}
 
@@ -38,6 +39,7 @@ def both(
         tables["model"] = {"pretrained": str(folder), "weights": beside.weights}
         tables["adapter"] = {
             "rank": beside.rank,
+            "targets": sorted(beside.targets),
             "train_also": sorted(beside.also),
             "dropout": 0.05 if beside.drops else 0.0,
         }
@@ -89,6 +91,26 @@ def test_a_familys_layers_are_as_the_node_counts_them(
             "qwen3", WIDE, 300, 1024, 64, False, Beside(4, "nf4", frozenset({"embed_tokens"})), marks=pytest.mark.soak
         ),
         ("llama", SMALL, 300, 64, 1, False, Beside(4, "bf16", drops=True)),
+        ("qwen3", SMALL, 300, 64, 1, True, Beside(4, "nf4", targets=ATTENTION)),
+        *(
+            pytest.param(
+                family,
+                SMALL,
+                300,
+                64,
+                1,
+                bf16,
+                Beside(4, "bf16", drops=drops, targets=frozenset(targets)),
+                marks=pytest.mark.soak,
+            )
+            for family, bf16, drops, targets in (
+                ("qwen3", False, False, ["o_proj"]),
+                ("qwen2", True, False, ["up_proj"]),
+                ("llama", True, False, ["k_proj", "down_proj"]),
+                ("llama", True, True, ["q_proj", "gate_proj"]),
+                ("llama", False, True, ["down_proj"]),
+            )
+        ),
         pytest.param("llama", WIDE, 300, 1024, 4, True, Beside(16, "bf16", drops=True), marks=pytest.mark.soak),
         pytest.param(
             "llama", WIDE, 300, 1024, 4, True, Beside(16, "nf4", frozenset({"lm_head"})), marks=pytest.mark.soak

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from dtfm.node.data.load import load_data
 from dtfm.node.model import loss
 from dtfm.node.model.cost.layer_memory import layer_memory
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
-from tests.cluster.plain import plain_adapter
+from tests.cluster.plain import adamw_of, adapted_model, mean_loss, plain_adapter, trained_in, update, whole_batch
 from tests.cluster.runs import held_out_losses_alone, losses_alone, run_at, run_file
 from tests.node.in_process import InProcess, nodes_of
 from tests.node.training.audits.auditors import Auditors, errors
@@ -117,6 +119,37 @@ def test_so_do_lengths_of_rows_beside_their_directions(
     assert sum("lora_magnitude_vector" in name for name in trained) == sum("lora_A" in name for name in trained) > 0
     for name, value in alone.items():
         torch.testing.assert_close(trained[name], value, rtol=0, atol=10 * tolerance, msg=name)
+
+
+def test_lengths_of_rows_in_bf16_are_those_of_pefts_own_loop(tmp_path: Path) -> None:
+    """The loop keeps its numbers in fp32, and has peft compute with copies in bf16, a micro-batch at a time."""
+    text = run_file(stages=[1, 1], steps=2, precision="bf16", learning_rate=3e-3)
+    published = publish(tmp_path / "llama")
+    with nodes_of(adapter_run(text, published, adapter="rank = 4\ndora = true"), 2, 1) as nodes:
+        losses = [nodes.train() for _ in range(2)]
+        trained = trained_by(nodes)
+    run = run_at(tmp_path / "run.toml")
+    data, of_step = load_data(run), run.train.global_batch // run.train.micro_batch
+    kept = adapted_model(run, data)
+    computing, optimizer, alone = copy.deepcopy(kept), adamw_of(run, kept), list[float]()
+    for step in (1, 2):
+        alone.append(0.0)
+        for mine, own in zip(computing.parameters(), kept.parameters(), strict=True):
+            mine.data = own.detach().bfloat16()
+        for number in range((step - 1) * of_step, step * of_step):
+            inputs, labels = whole_batch(run, data, [number])
+            part = mean_loss(computing(inputs).logits.float(), labels, per_token=False) / of_step
+            torch.autograd.backward(part)
+            alone[-1] += part.item()
+            for mine, own in zip(computing.parameters(), kept.parameters(), strict=True):
+                if mine.grad is not None:
+                    own.grad = mine.grad.float() + (0 if own.grad is None else own.grad)
+                    mine.grad = None
+        update(run, kept, optimizer, step)
+    assert losses == pytest.approx(alone, rel=0, abs=1e-6)
+    assert losses != pytest.approx(losses_alone(tmp_path / "run.toml"), rel=0, abs=1e-4), "it is bf16"
+    for name, value in trained_in(kept).items():
+        torch.testing.assert_close(trained[name], value.detach(), rtol=0, atol=1e-6, msg=name)
 
 
 DROPOUT = "rank = 4\ndropout = 0.1"
