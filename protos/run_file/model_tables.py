@@ -153,8 +153,7 @@ class Adapter(Table):
         default=[],
         description='Modules that are trained whole beside the adapter, like ["embed_tokens", "lm_head"], by the ends of their '
         'names, as in peft\'s `modules_to_save`: "norm" also means each "input_layernorm", and "model.norm" the last norm '
-        "alone. Their weights are kept in `train.precision`, with gradients and moments. A matrix of a decoder layer needs "
-        '`model.weights` "bf16", as peft reads no whole matrix beside a model in 4 or 8 bits. If a '
+        "alone. Their weights are kept in `train.precision`, whatever `model.weights` says, with gradients and moments. If a "
         "model's head is its embedding, both are one matrix here too.",
     )
 

@@ -16,13 +16,11 @@ from transformers import PreTrainedModel
 
 from dtfm.installed import install_line
 from dtfm.node.model.bucket import HOST
-from dtfm.node.model.causal.adapter_files import LORA
 from dtfm.node.model.frozen import Layout, Packing
 from dtfm.node.model.frozen_cache import Parts
 
 log = logging.getLogger(__name__)
 
-BITS = {"int8": 8, "nf4": 4}
 OUTLIERS = 6.0
 """Above this size, numbers that enter a matrix of 8 bits are multiplied apart on a GPU (arXiv 2208.07339), as in transformers."""
 _BLOCK, _BLOCK_OF_SCALES = 64, 256
@@ -47,23 +45,16 @@ class Quantised(Packing):
     layers."""
 
     def __init__(self, weights: str, module: PreTrainedModel, decoder: str) -> None:
-        """Raises ValueError if bitsandbytes is missing, or if one of these matrices is trained whole."""
+        """Raises ValueError if bitsandbytes is missing."""
         bitsandbytes = import_bitsandbytes(f'model.weights = "{weights}"')
         self._library: Any = bitsandbytes
         self._weights = weights
         self.name = f"{weights}, bitsandbytes {bitsandbytes.__version__}"
-        matrices = {
-            name: part.weight.requires_grad
+        self._packs = {
+            f"{name}.weight"
             for name, part in module.named_modules()
-            if type(part) is nn.Linear and name.startswith(f"{decoder}.") and LORA not in name
+            if type(part) is nn.Linear and name.startswith(f"{decoder}.") and not part.weight.requires_grad
         }
-        if whole := [name for name, is_trained in matrices.items() if is_trained]:
-            raise ValueError(
-                f"adapter.train_also: {whole[0]} is a matrix of a decoder layer, which peft does not read from an adapter "
-                f'beside a model in {BITS[weights]} bits; set model.weights to "bf16", or train an adapter of this matrix '
-                "(adapter.targets)"
-            )
-        self._packs = {f"{name}.weight" for name in matrices}
 
     def packed(self, name: str, value: torch.Tensor, dtype: torch.dtype) -> nn.Parameter:
         if name not in self._packs:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.cost.layer_costs import layer_costs
@@ -63,17 +61,20 @@ def test_they_are_in_their_layers_buckets_and_begin_as_published(llama: Path) ->
 
 
 def test_names_are_peft_s(llama: Path) -> None:
-    """They are the ends of whole names. What is in a decoder layer has no adapter then."""
+    """They are the ends of whole names. What is in a decoder layer has no adapter then, and is not packed."""
     norms = ["model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight"]
     assert whole_in(model_of(llama, "norm"))[1] == norms
     assert whole_in(model_of(llama, "model.norm")) == {4: ["model.norm.weight"]}
-    model = model_of(llama, "mlp", "layers.1.self_attn")
+    model = model_of(llama, "mlp", "layers.1.self_attn", weights="nf4")
     of_layer = [name for name, _ in model.buckets[1].parameters]
     assert [name for name in of_layer if ".lora_" not in name] == [
         f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")
     ]
     assert not any(".mlp." in name and ".lora_" in name for name in of_layer)
     assert not any(".self_attn." in name and ".lora_" in name for name, _ in model.buckets[2].parameters)
+    packed = model.frozen._packing._packs  # type: ignore[attr-defined]
+    assert "model.layers.0.self_attn.q_proj.base_layer.weight" in packed
+    assert not any(".mlp." in name for name in packed)
 
 
 @pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
@@ -112,23 +113,6 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(ValueError, match=r"^adapter") as refused:
         model_of(llama, *names, targets=targets)
     assert str(refused.value).startswith(sentence)
-
-
-@pytest.mark.parametrize(("weights", "bits"), [("nf4", 4), ("int8", 8)])
-def test_a_packed_matrix_is_not_trained_whole(llama: Path, tmp_path: Path, weights: str, bits: int) -> None:
-    """peft could not read what comes home. Norms, embedding and head are not packed."""
-    assert whole_in(model_of(llama, "norm", "lm_head", weights=weights))
-    for name in ("mlp", "layers.1.mlp.gate_proj"):
-        with pytest.raises(
-            ValueError, match=r"^adapter.train_also: model.layers.\d.mlp.gate_proj is a matrix of a"
-        ) as told:
-            model_of(llama, name, weights=weights, targets=("q_proj",))
-        assert f'beside a model in {bits} bits; set model.weights to "bf16", or train an adapter' in str(told.value)
-    begun = publish_adapter(tmp_path / "begun", llama, modules_to_save=["down_proj"], target_modules=["q_proj"])
-    packing = BitsAndBytesConfig(load_in_4bit=weights == "nf4", load_in_8bit=weights == "int8")
-    packed = AutoModelForCausalLM.from_pretrained(llama, quantization_config=packing, device_map="cpu")
-    with pytest.raises(KeyError, match=r"mlp.down_proj.(weight.absmax|SCB)"):
-        PeftModel.from_pretrained(packed, str(begun))
 
 
 def test_the_planner_counts_their_gradients_and_moments(llama: Path) -> None:
