@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.cost.layer_costs import layer_costs
@@ -113,6 +115,22 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(ValueError, match=r"^adapter") as refused:
         model_of(llama, *names, targets=targets)
     assert str(refused.value).startswith(sentence)
+
+
+def test_peft_reads_a_whole_matrix_beside_a_packed_model_that_does_not_pack_it(llama: Path, tmp_path: Path) -> None:
+    """As docs/fine-tuning.md says. Beside a packed one peft finds no place for it."""
+    begun = publish_adapter(tmp_path / "begun", llama, modules_to_save=["down_proj"], target_modules=["q_proj"])
+    packing = BitsAndBytesConfig(load_in_4bit=True)
+    packed = AutoModelForCausalLM.from_pretrained(llama, quantization_config=packing, device_map="cpu")
+    with pytest.raises(KeyError, match=r"mlp.down_proj.weight.absmax"):
+        PeftModel.from_pretrained(packed, str(begun))
+    packing = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=["lm_head", "down_proj"])
+    model = AutoModelForCausalLM.from_pretrained(llama, quantization_config=packing, device_map="cpu")
+    read = dict(PeftModel.from_pretrained(model, str(begun)).named_parameters())
+    for name, value in load_file(begun / "adapter_model.safetensors").items():
+        if "lora" not in name:
+            of_peft = name.replace("down_proj.", "down_proj.modules_to_save.default.")
+            assert torch.equal(read[of_peft].float(), value.float())
 
 
 def test_the_planner_counts_their_gradients_and_moments(llama: Path) -> None:
