@@ -46,7 +46,7 @@ def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
         run = with_change(state.run, request.key, request.value, state.ledger.training.step)
     except ValueError as problem:
         raise Refused(wire.MALFORMED, str(problem)) from None
-    if state.stopped and run.train.steps <= state.ledger.training.step:
+    if state.stopped and run.train.steps <= state.ledger.training.progress(state.ledger.training.step):
         raise Refused(wire.RUN_OVER, "the run is over; set train.steps to more than it has, and it goes on")
     return run
 
@@ -112,7 +112,7 @@ def _next_round(state: State) -> int:
 def _scheduled(state: State, step: int) -> str:
     """The learning rate of the schedule in this step, as a sentence; empty: it equals the rate that was set."""
     train = state.message.train
-    rate = learning_rate(train, step)
+    rate = learning_rate(train, step, rounds=state.rounds)
     return f". In step {step} the schedule makes it {rate:.3g}" if rate != train.learning_rate else ""
 
 

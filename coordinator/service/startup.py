@@ -156,5 +156,11 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
     return [
         ev.RunStarted(manifest.run_id, now.model_dump(mode="json"), run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),
-        ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}", manifest.exchanges),
+        ev.RolledBack(
+            step,
+            step,
+            f"this log begins with the checkpoint of step {step}",
+            manifest.exchanges,
+            ahead=manifest.ahead,
+        ),
     ]
