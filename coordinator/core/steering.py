@@ -43,10 +43,10 @@ def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.D
 def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
     """The run with the value that the request sets. Raises Refused."""
     try:
-        run = with_change(state.run, request.key, request.value, state.ledger.training.step)
+        run = with_change(state.run, request.key, request.value, _done(state))
     except ValueError as problem:
         raise Refused(wire.MALFORMED, str(problem)) from None
-    if state.stopped and run.train.steps <= state.ledger.training.progress(state.ledger.training.step):
+    if state.stopped and run.train.steps <= _done(state):
         raise Refused(wire.RUN_OVER, "the run is over; set train.steps to more than it has, and it goes on")
     return run
 
@@ -101,6 +101,11 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
         transition.enter(Gathering(transition.now, "the run has more steps now"))
         transition.state = replace(transition.state.afresh(), exit_code=None)
     return changed.narrate() + (_scheduled(transition.state, since) if request.key == "train.learning_rate" else "")
+
+
+def _done(state: State) -> int:
+    """How many of the run file's steps are done."""
+    return state.rounds.progress(state.ledger.training.step)
 
 
 def _next_round(state: State) -> int:

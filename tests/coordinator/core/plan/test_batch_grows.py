@@ -154,10 +154,11 @@ def test_a_log_that_trains_other_samples_than_it_says_is_found_out() -> None:
     world = with_a_death()
     while world.state.rounds.batches_each == 3:
         go_on(world)
-    for forged, finding in (
-        ({"ahead": 1}, "goes on after"),
-        ({"batches_each": 1}, "counts 16 samples, the run says 8"),
-    ):
+    forgeries: dict[str, dict[str, Any]] = {
+        "goes on after": {"ahead": 1},
+        "counts 16 samples, the run says 8": {"batches_each": 1},
+    }
+    for finding, forged in forgeries.items():
         go_on(world)
         records = [
             Record(record.sequence, record.time, replace(event, plan=replace(event.plan, rounds=rounds)))
