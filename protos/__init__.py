@@ -1,6 +1,6 @@
 """The wire: messages and their generated stubs, how connections are opened, raw tensor streams."""
 
-PROTOCOL_VERSION = 35
+PROTOCOL_VERSION = 36
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""
 
 DEFAULT_ADDRESS = "127.0.0.1:7400"

@@ -70,8 +70,8 @@ _OF_STEPS = {"warmup_steps", "decay_steps"}
 
 
 def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
-    """The run after an operator has set ``key`` to ``text``, a value as in TOML; a string needs no quotes. ``step``: the last
-    committed step. Raises ValueError."""
+    """The run after an operator has set ``key`` to ``text``, a value as in TOML; a string needs no quotes. ``step``: how
+    many of the run file's steps are done. Raises ValueError."""
     if key not in WHILE_IT_RUNS:
         raise ValueError(
             f"{key[:100]!r} cannot be set while the run goes on. These can: {', '.join(WHILE_IT_RUNS)}. Some other keys can be "

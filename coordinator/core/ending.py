@@ -19,7 +19,7 @@ def conclude(transition: Transition) -> None:
     ledger, hold = transition.state.ledger, transition.state.ledger.hold
     step = ledger.training.step
     checkpoint = ledger.copies.checkpoints[step]
-    if step < transition.state.run.train.steps and hold is not None:
+    if step < transition.state.last_step and hold is not None:
         put_down(transition, hold.by)
     else:
         what = "weights are in" if checkpoint.weights else "checkpoint is"

@@ -43,10 +43,10 @@ def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.D
 def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
     """The run with the value that the request sets. Raises Refused."""
     try:
-        run = with_change(state.run, request.key, request.value, state.ledger.training.step)
+        run = with_change(state.run, request.key, request.value, _done(state))
     except ValueError as problem:
         raise Refused(wire.MALFORMED, str(problem)) from None
-    if state.stopped and run.train.steps <= state.ledger.training.step:
+    if state.stopped and run.train.steps <= _done(state):
         raise Refused(wire.RUN_OVER, "the run is over; set train.steps to more than it has, and it goes on")
     return run
 
@@ -103,6 +103,11 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     return changed.narrate() + (_scheduled(transition.state, since) if request.key == "train.learning_rate" else "")
 
 
+def _done(state: State) -> int:
+    """How many of the run file's steps are done."""
+    return state.rounds.progress(state.ledger.training.step)
+
+
 def _next_round(state: State) -> int:
     """The first step that is not part of a round that has begun. Without rounds, that is the next step."""
     step, rounds = state.ledger.training.step, state.rounds
@@ -112,7 +117,7 @@ def _next_round(state: State) -> int:
 def _scheduled(state: State, step: int) -> str:
     """The learning rate of the schedule in this step, as a sentence; empty: it equals the rate that was set."""
     train = state.message.train
-    rate = learning_rate(train, step)
+    rate = learning_rate(train, step, rounds=state.rounds)
     return f". In step {step} the schedule makes it {rate:.3g}" if rate != train.learning_rate else ""
 
 

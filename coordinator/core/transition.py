@@ -193,6 +193,8 @@ class PlanWanted:
     """Another plan must save more than this fraction of a step (plan/drift.py)."""
     steps_left: int = 0
     """The steps that an island could train in this round if it began soon; 0: islands begin at an exchange alone."""
+    batches: int | None = 1
+    """The batches of the run file in a step with rounds; None: as many as there are islands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,21 +225,22 @@ class StateAgreed:
 @dataclass(frozen=True, slots=True)
 class RolledBack:
     """Training goes back from ``from_step`` to ``step``. Nobody holds some stage's state, or the state is in doubt, or an
-    operator asked for it. ``exchanges``: see Training.back_to. ``weights``: only weights are restored, and moments begin at
-    zero."""
+    operator asked for it. ``exchanges`` and ``ahead``: see Training.back_to. ``weights``: only weights are restored, and moments
+    begin at zero."""
 
     step: int
     from_step: int
     reason: str
     exchanges: int = 0
     weights: bool = False
+    ahead: int = 0
     event: Literal["rolled_back"] = "rolled_back"
 
     def apply(self, ledger: Ledger) -> Ledger:
         copies = ledger.copies.back_to(self.step)
         return replace(
             ledger,
-            training=ledger.training.back_to(self.step, self.exchanges),
+            training=ledger.training.back_to(self.step, self.exchanges, self.ahead),
             copies=copies.with_weights_of(self.step) if self.weights else copies,
             losses=ledger.losses.back_to(self.step),
             trust=ledger.trust.back_to(self.step),

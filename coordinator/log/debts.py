@@ -22,20 +22,20 @@ class Debts:
     rates: tuple[float, ...] = ()
     alone: Mapping[int, str] = field(default_factory=dict)
 
-    def under(self, plan: Plan, trained: int) -> Owed:
-        """The debt under a plan with this plan's islands that is adopted after ``trained`` steps."""
+    def under(self, plan: Plan, batches: int) -> Owed:
+        """The debt under a plan with this plan's islands that is adopted after ``batches`` batches."""
         gone = [steps for island, steps in self.of_round.items() if island not in plan.places]
         lost = [each for steps in gone for had in steps for each in had]
         if not lost:
             return self.committed
-        before, of_step = self.committed, plan.micro_batches
-        new = before.new + max(0, (trained - before.since) * of_step - total(before.again))
-        return Owed(trained, joined([*lost, *before.left(trained, of_step)]), new)
+        before, of_batch = self.committed, plan.of_batch
+        new = before.new + max(0, (batches - before.since) * of_batch - total(before.again))
+        return Owed(batches, joined([*lost, *before.left(batches, of_batch)]), new)
 
-    def counted(self, plan: Plan, trained: int) -> Counted:
-        """What the islands of this plan, which is adopted after ``trained`` steps, have trained since the last exchange."""
+    def counted(self, plan: Plan, batches: int) -> Counted:
+        """What the islands of this plan, which is adopted after ``batches`` batches, have trained since the last exchange."""
         had = {island: sum(map(total, self.of_round[island])) for island in plan.places if island in self.of_round}
-        return Counted(trained, tuple(sorted(had.items()))) if had else NOTHING_COUNTED
+        return Counted(batches, tuple(sorted(had.items()))) if had else NOTHING_COUNTED
 
     def all_trained_all(self, plan: Plan) -> bool:
         """Whether each island of the plan has trained in each step since the last exchange."""
@@ -45,10 +45,10 @@ class Debts:
         """The debts after this plan was adopted."""
         return self if plan.owed == self.adopted[-1] else replace(self, adopted=(*self.adopted, plan.owed))
 
-    def with_step(self, plan: Plan, trained: int, rate: float, *, at_rest: bool) -> Debts:
-        """The debts after a step was committed under this plan, with this learning rate. ``trained``: the steps until then."""
+    def with_step(self, plan: Plan, batches: int, rate: float, *, at_rest: bool) -> Debts:
+        """The debts after a step was committed under this plan, with this learning rate. ``batches``: the batches before it."""
         of_round = {
-            island: (*self.of_round.get(island, ()), tuple(plan.owed.taken(trained, places, plan.micro_batches)))
+            island: (*self.of_round.get(island, ()), tuple(plan.owed.taken(batches, places, plan.of_batch)))
             for island, places in ({} if at_rest else plan.places).items()
         }
         now = {island.stages[0].island: island.nodes[0] for island in plan.islands if len(island.nodes) == 1}
@@ -57,9 +57,9 @@ class Debts:
             self.adopted, plan.owed, of_round, () if at_rest else (*self.rates, rate), {} if at_rest else alone
         )
 
-    def back_to(self, trained: int) -> Debts:
-        """The debts after the run went back to the point of ``trained`` steps."""
-        known = tuple(owed for owed in self.adopted if owed.since <= trained)
+    def back_to(self, batches: int) -> Debts:
+        """The debts after the run went back to the point of ``batches`` batches."""
+        known = tuple(owed for owed in self.adopted if owed.since <= batches)
         return Debts(known, known[-1])
 
 

@@ -119,8 +119,8 @@ class StepCommitted:
         if plan is not None and self.exchange and self.change_norms and training.debts.all_trained_all(plan):
             training = training.with_spread(self._spread(plan, ledger.training))
         if plan is not None:
-            trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
-            debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
+            batches, at_rest = training.batches(self.step - 1), training.rounds.at_rest(self.step)
+            debts = training.debts.with_step(plan, batches, self.learning_rate, at_rest=at_rest)
             training = replace(training, writer=plan.stages[0].island, debts=debts)
         nodes = plan.nodes if plan is not None else ()
         trust, health = (

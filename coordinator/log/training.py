@@ -114,7 +114,18 @@ class Training:
 
     def trained(self, step: int) -> int:
         """The number of steps up to this step that have trained. ``step`` may be the next step."""
-        return next((each for each in reversed(self.all_rounds) if each.since <= step), NO_ROUNDS).trained(step)
+        return self._rounds_at(step).trained(step)
+
+    def batches(self, step: int) -> int:
+        """The number of the run file's batches up to this step. ``step`` may be the next step."""
+        return self._rounds_at(step).batches(step)
+
+    def progress(self, step: int) -> int:
+        """How many of the run file's steps are done after this step. ``step`` may be the next step."""
+        return self._rounds_at(step).progress(step)
+
+    def _rounds_at(self, step: int) -> Rounds:
+        return next((each for each in reversed(self.all_rounds) if each.since <= step), NO_ROUNDS)
 
     @property
     def in_force(self) -> Plan:
@@ -146,9 +157,9 @@ class Training:
             return self
         return replace(self, losses=(*self.losses, self.step)[-MOST_LOSSES:])
 
-    def back_to(self, step: int, exchanges: int = 0) -> Training:
+    def back_to(self, step: int, exchanges: int = 0, ahead: int = 0) -> Training:
         """The training after going back: nobody holds the state as of ``step`` in memory, and no work until now counts.
-        ``exchanges``: the number of exchanges up to that step, if the step is from another log."""
+        ``exchanges``, and ``ahead`` as in Rounds: of the steps up to that step, if the step is from another log."""
         known = tuple(rounds for rounds in self.all_rounds if rounds.since <= step)
         return replace(
             self,
@@ -167,8 +178,8 @@ class Training:
             counts_from=self.generation + 1,
             step=step,
             work=self.work.back_to(step),
-            all_rounds=(NO_ROUNDS, Rounds(step, before=exchanges)) if exchanges else known,
-            debts=self.debts.back_to(self.trained(step)),
+            all_rounds=(NO_ROUNDS, Rounds(step, before=exchanges, ahead=ahead)) if exchanges else known,
+            debts=self.debts.back_to(self.batches(step)),
         )
 
 

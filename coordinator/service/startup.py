@@ -62,7 +62,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.E
         step, file = ledger.training.step, dict(ledger.file)
         now = parse_run(ledger.run, store.url)
         if run is not None:
-            now, file = goes_on_with(run, file, ledger.run, step), run.model_dump(mode="json")
+            now, file = goes_on_with(run, file, ledger.run, ledger.training.progress(step)), run.model_dump(mode="json")
         for what, said, pinned in (
             differs_from_pins(ledger.described, now.trust) if ledger.described is not None else ()
         ):
@@ -152,9 +152,15 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
             "weights aside"
         )
     now = run.with_precision(bf16=before.train.precision == "bf16")
-    check_same(before, parse_run(now.model_dump(mode="json"), "the run file"), step)
+    check_same(before, parse_run(now.model_dump(mode="json"), "the run file"), step + manifest.ahead)
     return [
         ev.RunStarted(manifest.run_id, now.model_dump(mode="json"), run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),
-        ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}", manifest.exchanges),
+        ev.RolledBack(
+            step,
+            step,
+            f"this log begins with the checkpoint of step {step}",
+            manifest.exchanges,
+            ahead=manifest.ahead,
+        ),
     ]

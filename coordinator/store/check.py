@@ -50,7 +50,8 @@ class Checking:
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._samples, self._tokens = array("q"), array("q")  # of the steps that count, in order
-        self._step = self._trained = self._generation = self._batch = self._micro_batch = 0
+        self._step = self._batches = self._generation = self._batch = self._micro_batch = 0
+        self._grows = False
         self._plan: Plan | None = None
         self._debts = Debts()
         self._redone = self._aborted = self._generations = 0
@@ -60,13 +61,13 @@ class Checking:
 
     @property
     def result(self) -> Checked:
-        owed, of_step = self._debts.adopted[-1], self._batch // max(1, self._micro_batch)
+        owed, of_batch = self._debts.adopted[-1], self._batch // max(1, self._micro_batch)
         return Checked(
             steps=len(self._samples),
             redone=self._redone,
             aborted=self._aborted,
             samples=sum(self._samples),
-            owed=total(owed.left(self._trained, of_step)) * self._micro_batch,
+            owed=total(owed.left(self._batches, of_batch)) * self._micro_batch,
             tokens=sum(self._tokens),
             generations=self._generations,
             findings=tuple(self._findings),
@@ -83,15 +84,17 @@ class Checking:
                 self._over = False
                 train = event.run.get("train", {})
                 self._batch, self._micro_batch = int(train.get("global_batch", 0)), int(train.get("micro_batch", 0))
+                self._grows = bool(train.get("batch_grows"))
             case ev.StepCommitted():
                 self._committed(event, at)
             case ev.RolledBack():
                 if event.from_step not in (self._step, event.step):
                     self._find(at, f"it goes back from step {event.from_step}, though the last one is {self._step}")
                 gone = min(max(self._step - event.step, 0), len(self._samples))
-                undone = sum(samples > 0 for samples in self._samples[len(self._samples) - gone :])
-                self._trained = self._trained - undone if event.step <= self._step else event.step - event.exchanges
-                self._debts = self._debts.back_to(self._trained)
+                undone = sum(self._samples[len(self._samples) - gone :]) // max(1, self._batch)
+                before = event.step - event.exchanges + event.ahead  # of another log
+                self._batches = self._batches - undone if event.step <= self._step else before
+                self._debts = self._debts.back_to(self._batches)
                 del self._samples[len(self._samples) - gone :], self._tokens[len(self._tokens) - gone :]
                 self._redone += gone
                 self._step = event.step
@@ -102,9 +105,14 @@ class Checking:
                 if event.generation != self._generation + 1:
                     self._find(at, f"generation {event.generation} follows {self._generation}")
                 self._generation, self._plan = event.generation, event.plan
-                if event.plan.owed != self._debts.under(event.plan, self._trained):
+                if event.plan.rounds.batches(self._step) != self._batches:
+                    counted = f"{event.plan.rounds.batches(self._step)} batches, but {self._batches} are trained"
+                    self._find(at, f"plan {event.generation} goes on after {counted}")
+                if event.plan.rounds.batches_each > 1 and not self._grows:
+                    self._find(at, f"plan {event.generation} has a larger batch than the run says")
+                if event.plan.owed != self._debts.under(event.plan, self._batches):
                     self._find(at, f"plan {event.generation} does not train again what an island has lost")
-                if event.moments is not None and event.plan.counted != self._debts.counted(event.plan, self._trained):
+                if event.moments is not None and event.plan.counted != self._debts.counted(event.plan, self._batches):
                     self._find(
                         at, f"plan {event.generation} does not count what its islands have trained since the exchange"
                     )
@@ -132,7 +140,8 @@ class Checking:
             )
         if event.looked is not None and event.outer != event.looked.best:
             self._find(at, f"step {event.step} applied {event.outer}, but {event.looked.best} had the least loss")
-        if event.samples != (due := 0 if exchanges else self._batch):
+        batches = self._plan.rounds.batches_each if self._plan is not None else 1
+        if event.samples != (due := 0 if exchanges else batches * self._batch):
             self._find(at, f"step {event.step} counts {event.samples} samples, the run says {due}")
         if not (math.isfinite(event.loss) and math.isfinite(event.gradient_norm)):
             self._find(at, f"step {event.step} is committed with loss {event.loss}")
@@ -140,10 +149,11 @@ class Checking:
             self._find(at, f"step {event.step} is committed after the run's end")
         self._samples.append(event.samples)
         self._tokens.append(event.tokens)
-        self._step, self._trained = event.step, self._trained + (not exchanges)
+        self._step = event.step
         if self._plan is not None:
             at_rest = self._plan.rounds.at_rest(event.step)
-            self._debts = self._debts.with_step(self._plan, self._trained, event.learning_rate, at_rest=at_rest)
+            self._debts = self._debts.with_step(self._plan, self._batches, event.learning_rate, at_rest=at_rest)
+        self._batches += 0 if exchanges else batches
 
     def _find(self, at: int, sentence: str) -> None:
         if not self._broken and len(self._findings) < MOST_FINDINGS:

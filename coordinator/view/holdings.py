@@ -67,12 +67,12 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
     return made
 
 
-def tokens_per_second(decision: Decision, micro_batches: int, tokens: int | None, length: int = 0) -> float | None:
+def tokens_per_second(decision: Decision, tokens: int | None, length: int = 0) -> float | None:
     """``tokens`` are a micro-batch's tokens. None if they are not known."""
     predicted = decision.predicted
     mean = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
     trains = length / (length + 1) if length else 1.0
-    return None if tokens is None else tokens * micro_batches * trains / mean
+    return None if tokens is None else tokens * decision.plan.micro_batches * trains / mean
 
 
 def _limits(problem: Problem, plan: Plan) -> dict[Limit, float]:
@@ -88,7 +88,7 @@ def plan_documents(problem: Problem, decision: Decision, tokens: int | None, len
     good."""
     saved = _limits(problem, decision.plan)
     return {
-        "tokens_per_second": tokens_per_second(decision, problem.workload.micro_batches, tokens, length),
+        "tokens_per_second": tokens_per_second(decision, tokens, length),
         "limited_by": next(iter(saved)).value,
         "saved_seconds_if_twice_as_good": {limit.value: seconds for limit, seconds in saved.items()},
         "nodes": [holding.document() for holding in holdings(problem, decision.plan)],
@@ -117,7 +117,7 @@ def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, 
             )
         )
     seconds = decision.predicted.iteration_seconds
-    speed = tokens_per_second(decision, problem.workload.micro_batches, tokens, length)
+    speed = tokens_per_second(decision, tokens, length)
     limit, saved = next(iter(_limits(problem, decision.plan).items()))
     return (
         f"{_columns(rows)}\n{seconds_in_words(seconds)} per step"

@@ -88,8 +88,8 @@ def card_of(ledger: Ledger, step: int, digest: str) -> Card:
     """The log's facts about the checkpoint of ``step``."""
     described, last, held_out = ledger.described, ledger.training.last, ledger.evaluated
     batch = (ledger.run.get("train") or {}).get("global_batch")
-    trained = ledger.training.trained(step)
-    tokens = described.tokens_per_sample * batch * trained if described is not None and isinstance(batch, int) else None
+    batches = ledger.training.batches(step)
+    tokens = described.tokens_per_sample * batch * batches if described is not None and isinstance(batch, int) else None
     losses = {}
     if held_out is not None and held_out.step <= step:
         losses[f"Held-out loss after step {held_out.step:,}"] = held_out.loss

@@ -289,8 +289,8 @@ class SoFar:
 
     @property
     def run_steps(self) -> int:
-        """The number of the run's steps; 0 before it begins."""
-        return int(self.ledger.run.get("train", {}).get("steps", 0))
+        """The number of the run's steps, if its rounds stay; 0 before it begins."""
+        return self.ledger.training.rounds.end(int(self.ledger.run.get("train", {}).get("steps", 0)))
 
     @property
     def _whole(self) -> list[ev.StepCommitted]:

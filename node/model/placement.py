@@ -31,7 +31,7 @@ MOST_TAKEOVERS = 1000
 
 def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan:
     """The plan in ``packed`` (see `pack_plan`), which begins after ``step``. ``layers`` and ``micro_batches``: the model's
-    layers, and a step's micro-batches.
+    layers, and the micro-batches of a batch of the run file.
 
     Raises ValueError, which names the error, unless the plan's parts fit together (plan.check).
     """
@@ -39,7 +39,7 @@ def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan
     if len(plan.takeovers) > MOST_TAKEOVERS:
         raise ValueError(f"the plan has {len(plan.takeovers)} takeovers; it may have {MOST_TAKEOVERS}")
     check(plan, layers, micro_batches)
-    if plan.rounds.since > step or max(plan.owed.since, plan.counted.since) > plan.rounds.trained(step):
+    if plan.rounds.since > step or max(plan.owed.since, plan.counted.since) > plan.rounds.batches(step):
         raise ValueError(
             f"the plan's rounds, or its owed or counted micro-batches, begin after step {step}, but the plan follows that step"
         )

@@ -173,7 +173,16 @@ class RunFile(Table):
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
         other_ways = {
-            *("precision", "rounds", "schedule", "optimizer", "activation_checkpointing", "optimizer_state", "loss_per")
+            *(
+                "precision",
+                "rounds",
+                "schedule",
+                "optimizer",
+                "activation_checkpointing",
+                "optimizer_state",
+                "loss_per",
+            ),
+            "batch_grows",
         }
         train, pretrained = self.train.model_dump(exclude=other_ways), self.model.pretrained
         if self.train.outer_rate == "auto":

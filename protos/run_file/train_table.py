@@ -126,6 +126,14 @@ class Train(Table):
         'begin at zero in each round. There a round has at most 100 steps, and "auto" chooses 100 or 0. "auto" is 0 if '
         "`cluster.stages` is given.",
     )
+    batch_grows: bool = Field(
+        default=False,
+        description="With `rounds`: whether a step has as many times `global_batch` samples as the plan has islands, so that an "
+        "island trains as many samples as one alone would. The learning rate is multiplied by the root of that number. "
+        "The run keeps its samples, and so takes fewer steps: `steps` and all other numbers of steps in this file, except the "
+        "length of a round, count steps of `global_batch` samples. The number of batches changes with the plan, between two "
+        "rounds alone. The last step may train more samples than are left. Whether such a run needs more tokens is not measured.",
+    )
     outer_rate: Literal["auto"] | float = Field(
         default=1.0,
         description="With `rounds`: the rate, above 0 and at most 10, at which the sum of the islands' changes is applied. "

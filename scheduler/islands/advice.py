@@ -58,12 +58,13 @@ def advice(
     stopped: Callable[[], bool] = lambda: False,
     known: Known | None = None,
     held: Plan | None = None,
+    batches: int | None = 1,
 ) -> Advice | None:
     """Of the lengths of a round ``among`` the one that gains most over a plan that takes ``without`` seconds per step; None: none
     gains. What is in force, the ``standing`` length (0: no rounds), is left only for what gains MARGIN more.
 
-    ``workload``: with what rounds take. ``population``, ``overhead``, ``numbers``, ``known`` and ``held`` as in `lay_out`,
-    ``stopped`` as in `schedule`.
+    ``workload``: with what rounds take. ``population``, ``overhead``, ``numbers``, ``known``, ``held`` and ``batches`` as in
+    `lay_out`, ``stopped`` as in `schedule`.
     """
     found, known = list[Advice](), {} if known is None else known
     for length in among:
@@ -80,6 +81,7 @@ def advice(
                 stopped=stopped,
                 known=known,
                 held=held,
+                batches=batches,
             )
             found.append(advice_of(decision, length, workload, without))
     best = max(found, key=lambda each: each.counts_as(standing), default=None)
@@ -90,4 +92,5 @@ def advice_of(decision: Decision, length: int, workload: Workload, without: floa
     """What this layout, with rounds of this length, gains over a plan that takes ``without`` seconds per step."""
     islands, predicted = len(decision.plan.islands), decision.predicted
     each = predicted.iteration_seconds + predicted.exchange_seconds / length
-    return Advice(length, islands, without / each / tokens_needed(islands, workload, length))
+    batches = decision.plan.micro_batches / workload.micro_batches
+    return Advice(length, islands, without / each / tokens_needed(islands, workload, length) * batches)

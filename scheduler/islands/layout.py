@@ -16,7 +16,7 @@ from dtfm.scheduler.cost.exchange import exchange_seconds
 from dtfm.scheduler.islands.partition import Partition, partitions, with_newcomers
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible
+from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible, Reason
 from dtfm.scheduler.model.plan import Plan, from_routes, joined, numbered
 from dtfm.scheduler.model.population import Member, Population
 from dtfm.scheduler.model.problem import Problem
@@ -58,6 +58,7 @@ def lay_out(
     stopped: Callable[[], bool] = lambda: False,
     known: Known | None = None,
     held: Plan | None = None,
+    batches: int | None = 1,
 ) -> Decision:
     """The layout with the fewest seconds per step, with the exchange's share of a round, times what more islands cost in tokens.
 
@@ -67,18 +68,21 @@ def lay_out(
     ``stopped``, as in `schedule`. The partitions of the ``population`` (Decision.population of the last layout) are looked at
     first, and its islands are where the search for an island's plan begins.
     ``known``: plans that were tried for other rounds, with all else the same; it gets those that are tried now. ``held``: the
-    layout whose stages nodes have in memory, if there is no incumbent. Raises Infeasible when no plan fits.
+    layout whose stages nodes have in memory, if there is no incumbent. ``batches``: the batches of the workload in a step; None:
+    as many as there are islands. Raises Infeasible when no plan fits.
     """
     problem, numbers = (
         Problem(cluster.without_marks(), workload),
         numbers or {},
     )  # each island's plan sees to proven nodes
     standing = None if incumbent is None else Standing.of(problem, incumbent)
+    if standing is not None and batches is None and _has_other_batches(standing.layout):
+        standing = replace(standing, obstacle=Reason.REQUESTED)
     in_memory = incumbent if held is None else held
     before = None if in_memory is None else Before.of(problem, in_memory)
     terms, known = Terms(length, overhead), {} if known is None else known
     search = _Search(
-        cluster, problem, terms, before, horizon, numbers, seed, time_used, threads, stopped, known, population
+        cluster, problem, terms, before, horizon, numbers, seed, time_used, threads, stopped, known, population, batches
     )
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     as_known = tuple(sorted(part for part in known_by if part and search.speed(part)))
@@ -100,6 +104,11 @@ def lay_out(
     return replace(decision, population=tuple(members)[:MOST])
 
 
+def _has_other_batches(layout: Plan) -> bool:
+    """Whether its steps have not as many batches as there are islands: some were lost, or have begun, within a round."""
+    return layout.rounds.count > 0 and layout.rounds.batches_each != len(layout.islands)
+
+
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
     """``plan`` without its nodes that are not in the cluster; None: no island can go on.
 
@@ -118,7 +127,7 @@ def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
             (rest for rest in without if exchange_seconds(cluster, workload, joined(rest, 0)) < apart), without[0]
         )
     if len(left) < len(plan.islands):
-        shares = dealt(workload.micro_batches, [len(chains(island)) for island in left])
+        shares = dealt(plan.micro_batches, [len(chains(island)) for island in left])
         left = [with_share(island, share) for island, share in zip(left, shares, strict=True)]
     at_work = {node for island in left for node in island.nodes}
     idle = tuple(name for name in cluster.ids if name not in at_work)
@@ -160,8 +169,9 @@ class _Search:
         stopped: Callable[[], bool],
         known: Known,
         population: Population,
+        batches: int | None,
     ) -> None:
-        self._cluster, self._problem, self._terms = cluster, problem, terms
+        self._cluster, self._problem, self._terms, self._batches = cluster, problem, terms, batches
         self._before, self._horizon = before, horizon
         self._numbers, self._seed, self._time_used = numbers, seed, time_used
         self._threads, self._stopped = threads, stopped
@@ -182,7 +192,8 @@ class _Search:
         if partition in self._seen:
             return
         self._seen.add(partition)
-        speeds, whole = [self.speed(nodes) for nodes in partition], self._problem.workload.micro_batches
+        batches = len(partition) if self._batches is None else self._batches
+        speeds, whole = [self.speed(nodes) for nodes in partition], batches * self._problem.workload.micro_batches
         if all(speeds) and len(partition) <= whole:
             shares = dealt(whole, speeds)
             with suppress(Infeasible):

@@ -48,7 +48,7 @@ def grown(
     free = [number for number, name in enumerate(cluster.ids) if name not in at_work]
     if not free or not steps_left or not at_work <= {*cluster.ids}:
         return None
-    problem, apart, whole = Problem(cluster.without_marks(), workload), cluster.only(free), workload.micro_batches
+    problem, apart, whole = Problem(cluster.without_marks(), workload), cluster.only(free), incumbent.micro_batches
 
     @cache
     def planned(nodes: tuple[int, ...]) -> Plan | None:

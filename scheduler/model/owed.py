@@ -1,6 +1,7 @@
 """Which micro-batches come again: a pure function of the plan, which coordinator and nodes share.
 
-The micro-batches of a run are numbered from 0 in the order of its samples, and steps that train take them in order. When an
+The micro-batches of a run are numbered from 0 in the order of its samples, and steps that train take them in order: as many
+batches of the run file as the plan's rounds say. When an
 island is given up, its training since the last exchange is lost. Those micro-batches are owed: the next steps take them before
 they go on.
 """
@@ -21,7 +22,7 @@ def total(ranges: Sequence[Range]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """After the first ``since`` steps that train come the micro-batches ``again``, in ascending ranges. Then come the
+    """After the run's first ``since`` batches come the micro-batches ``again``, in ascending ranges. Then come the
     micro-batches from ``new`` on, which no step has taken."""
 
     since: int = 0
@@ -37,15 +38,15 @@ class Owed:
         ):
             raise ValueError(f"{self.again} cannot be owed before micro-batch {self.new}")
 
-    def taken(self, trained: int, places: range, of_step: int) -> Iterator[Range]:
-        """The micro-batches at these ``places`` of a step's ``of_step`` micro-batches. The step is the one that trains as
-        number ``trained``, which is above ``since``."""
-        start = (trained - 1 - self.since) * of_step
+    def taken(self, batches: int, places: range, of_batch: int) -> Iterator[Range]:
+        """The micro-batches at these ``places`` of the step that follows ``batches`` batches, at least ``since``. A batch has
+        ``of_batch`` micro-batches."""
+        start = (batches - self.since) * of_batch
         return self._between(start + places.start, start + places.stop)
 
-    def left(self, trained: int, of_step: int) -> tuple[Range, ...]:
-        """The part of ``again`` that the first ``trained`` steps have not taken."""
-        return tuple(self._between((trained - self.since) * of_step, total(self.again)))
+    def left(self, batches: int, of_batch: int) -> tuple[Range, ...]:
+        """The part of ``again`` that the first ``batches`` batches have not taken."""
+        return tuple(self._between((batches - self.since) * of_batch, total(self.again)))
 
     def _between(self, start: int, stop: int) -> Iterator[Range]:
         """Of the micro-batches that steps after ``since`` take, counted from 0, the ones from ``start`` to ``stop``."""

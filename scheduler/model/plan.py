@@ -115,6 +115,11 @@ class Plan:
         """The micro-batches of a step."""
         return sum(map(len, self.places.values()))
 
+    @property
+    def of_batch(self) -> int:
+        """The micro-batches of a batch of the run file. The rounds say how many batches a step has."""
+        return self.micro_batches // self.rounds.batches_each
+
     def weights(self, step: int) -> dict[int, float]:
         """By island, its part of the sum in the exchange ``step``."""
         return self.counted.weights(self.rounds, {island: len(each) for island, each in self.places.items()}, step)
@@ -248,7 +253,7 @@ def unless_usual(keeping: tuple[Keeping, ...]) -> tuple[Keeping, ...]:
 
 
 def check(plan: Plan, layers: int, micro_batches: int) -> None:
-    """Raises ValueError unless the plan's parts fit together.
+    """Raises ValueError unless the plan's parts fit together. ``micro_batches``: of a batch of the run file.
 
     - The stages of each island cover every layer once and in order. No node has two places.
     - The loads of every stage, its takeovers, and the flows into and out of it add up to the island's micro-batches.
@@ -267,6 +272,7 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
         )
     if gone := sorted({island for island, _ in plan.counted.had} - {*plan.places}):
         raise ValueError(f"island {gone[0]} is to count in the exchange, and is not in the plan")
+    micro_batches *= plan.rounds.batches_each
     if len(islands := plan.islands) == 1:
         _check_island(plan, layers, micro_batches)
         return

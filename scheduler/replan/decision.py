@@ -15,6 +15,7 @@ from dtfm.scheduler.model.keeping import has_room, keepings
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.request import Shape
+from dtfm.scheduler.model.rounds import NO_ROUNDS
 from dtfm.scheduler.replan import sentences
 from dtfm.scheduler.replan.price import Price, Terms, price_of_layout, problem_of_island
 from dtfm.scheduler.replan.switch import MARGIN, Before
@@ -107,7 +108,9 @@ def decide(
     Nodes without memory for their old stage beside their new one are told to free the old one first (Plan.frees_first).
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
-    validate(found, problem.cluster.ids, problem.workload)
+    assert found.micro_batches % problem.workload.micro_batches == 0, "a step has whole batches"
+    of_step = replace(problem.workload, micro_batches=found.micro_batches)
+    validate(replace(found, rounds=NO_ROUNDS), problem.cluster.ids, of_step)
     price = price_of_layout(problem, found, terms)
     if standing is None:
         return _decision(problem, found, price, 0.0, Reason.FIRST, sentences.FIRST, terms, bound, spent)
@@ -143,7 +146,5 @@ def _decision(
     bound: float,
     spent: int,
 ) -> Decision:
-    sentence = sentences.joined(
-        why, sentences.idle(plan), sentences.exchanges(problem, len(plan.islands), price, terms)
-    )
+    sentence = sentences.joined(why, sentences.idle(plan), sentences.exchanges(problem, plan, price, terms))
     return Decision(plan, Predicted(price.step, change_seconds, price.exchange), bound, reason, sentence, spent)

@@ -24,7 +24,7 @@ class Price:
     """Seconds of a step that trains, seconds of an exchange, and the number to compare.
 
     ``compared`` is the seconds per step, with the exchange's share of a round, times the tokens that the layout's islands need
-    for the same loss. More tokens make more steps.
+    for the same loss, for each batch of the run file in a step. More tokens make more steps, and a larger batch makes fewer.
     """
 
     step: float
@@ -40,7 +40,8 @@ def price_of_layout(problem: Problem, layout: Plan, terms: Terms) -> Price:
         return Price(step, 0.0, step)
     exchange = exchange_seconds(problem.cluster, problem.workload, layout)
     more = tokens_needed(len(islands), problem.workload, terms.length)
-    return Price(step, exchange, (step + exchange / terms.length) * more)
+    batches = layout.micro_batches / problem.workload.micro_batches
+    return Price(step, exchange, (step + exchange / terms.length) * more / batches)
 
 
 def island_seconds(problem: Problem, island: Plan) -> float:

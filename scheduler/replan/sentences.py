@@ -66,16 +66,18 @@ def idle(plan: Plan) -> str:
     return f"Idle, because no faster plan uses them: {named}." if plan.idle else ""
 
 
-def exchanges(problem: Problem, islands: int, price: Price, terms: Terms) -> str:
+def exchanges(problem: Problem, plan: Plan, price: Price, terms: Terms) -> str:
     """Says what rounds take; empty with one island."""
-    if islands == 1 or not terms.length:
+    if (islands := len(plan.islands)) == 1 or not terms.length:
         return ""
+    batches = plan.micro_batches // problem.workload.micro_batches
+    samples = f" Each step has {batches} batches." if batches > 1 else ""
     share = price.exchange / (terms.length * price.step + price.exchange)
     more = tokens_needed(islands, problem.workload, terms.length) - 1
     by = "as this run's own exchanges show" if problem.workload.islands_cost != 1 else "as other runs have shown"
     return (
         f"{islands} islands exchange every {terms.length} steps: {price.exchange:.3g} s, {share:.0%} of a round. "
-        f"For the same loss they need some {more:.0%} more tokens than one island, {by}."
+        f"For the same loss they need some {more:.0%} more tokens than one island, {by}.{samples}"
     )
 
 

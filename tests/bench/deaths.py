@@ -304,8 +304,8 @@ def learnt(world: Simulated) -> float:
     """The steps that one node alone would need to learn as much, by the planner's estimate of the tokens that islands need.
     Samples that are owed are not learnt yet."""
     training, workload = world.state.ledger.training, world.state.ledger.description.workload
-    debts, trained = training.debts, training.trained(training.step)
-    owed = total(debts.committed.left(trained, MICRO_BATCHES))
+    debts, batches = training.debts, training.batches(training.step)
+    owed = total(debts.committed.left(batches, MICRO_BATCHES))
     if training.plan is not None:
         gone = debts.of_round.keys() - training.plan.places.keys()
         owed += sum(total(of_step) for island in gone for of_step in debts.of_round[island])

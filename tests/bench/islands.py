@@ -1,6 +1,6 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
 [--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 i4b64:auto] [--batch-each]
-[--optimizer adamw muon] [--kept FILE]``.
+[--batch-grows] [--optimizer adamw muon] [--kept FILE]``.
 
 The model is trained once with an exchange after every step, like a run without rounds. Then it is trained once for each number
 of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum; "auto": each exchange tries some on
@@ -15,6 +15,10 @@ With ``--batch-each`` an island does not share the samples of a step, but has as
 joins brought its own. A step of N islands then takes as long as a step of the first run, and trains N times as many tokens. The
 benchmark prints after how many steps it had the first run's last loss.
 
+With ``--batch-grows`` a step of N islands also has N times the samples, but the run has as many tokens as the first one, as
+with `[train] batch_grows`: after ``--after`` it takes an N-th of the steps, at a rate that is the root of N times as high.
+Exchanges come every ``--every`` of these steps, and the schedule goes by samples. Rows count steps of the first run.
+
 With ``--kept`` each run's losses go into a file when it ends. The same command again begins with these, and trains the rest.
 """
 
@@ -23,6 +27,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -46,7 +51,7 @@ from dtfm.protos.run_file.run_file import parse_run, read_run_file
 from dtfm.scheduler.model.chains import LOOKED
 from dtfm.scheduler.model.rounds import Rounds
 from tests.bench.rows import Row, show
-from tests.cluster.plain import CPU, Outer, held_out_loss_of, losses_of_islands
+from tests.cluster.plain import CPU, Outer, held_out_loss_of, losses_of_islands, scheduled_rate
 
 SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_length": 128}}
 """The demo's model and text, if no run file is given."""
@@ -64,41 +69,61 @@ class Way:
     momentum: float = 0.0
     batch: int = 1
     optimizer: str = "adamw"
+    grows: bool = False
+    """Whether a step of several islands has as many batches of the run file, and the run fewer steps."""
 
     def __str__(self) -> str:
         muon = ", muon" if self.optimizer == "muon" else ""
         if self.every == 1:
             return f"every step{muon}"
-        samples = f", {self.batch} times the samples" if self.batch > 1 else ""
+        samples = f", {self.batch} times the samples" if self.batch > 1 else ", the batch grows" * self.grows
         outer = f"{self.codec}, rate {self.rate:g}, momentum {self.momentum:g}" if self.rate else f"{self.codec}, auto"
         return f"{self.islands} islands, every {self.every}, {outer}{samples}{muon}"
 
-    @property
-    def rounds(self) -> Rounds:
-        return Rounds(0, self.every + 1, 1)
+    def rounds(self, after: int) -> Callable[[int], Rounds]:
+        """The rounds in force in a step. One island trains the first ``after`` batches."""
+        first, split = Rounds(0, self.every + 1, 1), after // self.every * (self.every + 1)
+        if not self.grows:
+            return lambda _: first
+        grown = Rounds(split, self.every + 1, 1, before=after // self.every, batches_each=self.islands)
+        return lambda step: grown if step > split else first
 
 
 def held_out(
     way: Way, run_file: Path | None, seed: int, after: int, steps: int, device: torch.device
 ) -> dict[int, float]:
-    """By the number of steps trained, the held-out loss after each exchange. The first ``after`` steps have one island."""
+    """By the number of batches trained, the held-out loss after each exchange. The first ``after`` steps have one island."""
     run = (read_run_file(run_file) if run_file else parse_run(SMALL, "bench")).message("islands")
     adapt(run, way, seed, after + steps)
     count, split = run.train.global_batch // run.train.micro_batch, after // way.every * (way.every + 1)
+    rounds, last = way.rounds(after), run.train.steps
+    if way.grows:
+        last = split + (last - split) // way.islands
 
     def shares(step: int) -> dict[int, range]:
-        first, islands = (way.rounds.trained(step) - 1) * count, way.islands if step > split else 1
-        of_step = range(first, first + count)
+        islands, now = way.islands if step > split else 1, rounds(step)
+        first = now.batches(step - 1) * count
+        of_step = range(first, first + count * now.batches_each)
         return {island: of_step[island::islands] for island in range(islands)}
 
+    def done(step: int) -> int:
+        """The steps, exchanges among them, in which a run whose batch does not grow trains as much."""
+        return rounds(step).batches(step) * (way.every + 1) // way.every if way.grows else step
+
+    def exchanges(step: int) -> bool:
+        return rounds(step).exchanges(step)
+
+    def rate(run: Run, step: int) -> float:
+        return scheduled_rate(run, done(step)) * math.sqrt(rounds(step).batches_each)
+
     found: dict[int, float] = {}
-    chooses = None if way.rate else by_trying(run, way, device)
-    losses = losses_of_islands(run, shares, way.rounds.exchanges, found, device=device, outer=chooses)
-    told = [*itertools.islice(losses, run.train.steps)]
+    chooses = None if way.rate else by_trying(run, way, device, done)
+    losses = losses_of_islands(run, shares, exchanges, found, device=device, outer=chooses, rate=rate)
+    told = [*itertools.islice(losses, last)]
     if way.every == 1 and way.optimizer == "adamw":
         left = steep_until(told[::2], run.train.warmup_steps // 2)
         print(f"seed {seed}: the loss leaves its steep start after step {left}", file=sys.stderr, flush=True)
-    return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
+    return {rounds(step).batches(step): loss for step, loss in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +164,7 @@ def steep_until(losses: Sequence[float], warmup: int) -> int | None:
     return None
 
 
-def by_trying(run: Run, way: Way, device: torch.device) -> Outer:
+def by_trying(run: Run, way: Way, device: torch.device, done: Callable[[int], int]) -> Outer:
     """Chooses outer steps as the product does. Islands have held-out micro-batches of their own, as many as it gives them. They
     are among those that judge the result."""
     data, last = load_data(run), NO_MOMENTUM
@@ -147,7 +172,7 @@ def by_trying(run: Run, way: Way, device: torch.device) -> Outer:
 
     def choose(step: int, under: Callable[[OuterStep], Any]) -> OuterStep:
         nonlocal last
-        if step <= run.train.warmup_steps:
+        if done(step) <= run.train.warmup_steps:
             return NO_MOMENTUM
         tried = (last, *(each for each in OUTER_STEPS if each != last))
         told = dict[str, tuple[float, ...]]()
@@ -174,6 +199,11 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
     train.steps, run.seed = round(steps * rounds), seed
     train.outer_rate, train.outer_momentum, run.network.exchange = way.rate, way.momentum, way.codec
     train.optimizer = MUON if way.optimizer == "muon" else ADAMW
+
+
+def latest(losses: Mapping[int, float], step: int) -> int:
+    """Of the steps with losses, the last one up to ``step``, or the first."""
+    return max((each for each in losses if each <= step), default=min(losses))
 
 
 def steps_to(loss: float, losses: Mapping[int, float]) -> float:
@@ -222,6 +252,9 @@ def main() -> int:
     outers = [("off", 0.7, 0.9), ("i4b64", 1.0, 0.0), ("topk", 1.0, 0.0)]
     parser.add_argument("--outer", type=outer, nargs="+", default=outers, help="CODEC:RATE:MOMENTUM, or CODEC:auto")
     parser.add_argument("--batch-each", action="store_true", help="each island has global_batch samples in a step")
+    parser.add_argument(
+        "--batch-grows", action="store_true", help="a step has a batch for each island, the run fewer steps"
+    )
     parser.add_argument("--optimizer", nargs="+", choices=("adamw", "muon"), default=["adamw"], help="train.optimizer")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
     parser.add_argument("--kept", type=Path, metavar="FILE", help="where ended runs are kept for the next time")
@@ -232,9 +265,18 @@ def main() -> int:
         parser.error(f"--every {arguments.every}: give 2 or more, and divisors of --after {after} and --steps {steps}")
     if after and arguments.batch_each:
         parser.error("--batch-each: leave out --after, as one island would train the samples of all of them")
+    if arguments.batch_grows and arguments.batch_each:
+        parser.error("--batch-grows: leave out --batch-each, under which a run has more samples instead of fewer steps")
+    whole_rounds = [every * islands for every in arguments.every for islands in arguments.islands]
+    if arguments.batch_grows and any(steps % each for each in whole_rounds):
+        parser.error(
+            f"--batch-grows: give --steps that are a multiple of islands times steps between exchanges: {whole_rounds}"
+        )
     kinds = itertools.product(arguments.islands, arguments.every, arguments.outer)
     ways = [Way(), *(Way(islands, every, *rule) for islands, every, rule in kinds)]
     ways = [replace(way, optimizer=each) for each in arguments.optimizer for way in ways]
+    if arguments.batch_grows:
+        ways = [replace(way, grows=way.islands > 1) for way in ways]
     if arguments.batch_each:
         ways = [replace(way, batch=way.islands) for way in ways]
     seeds, kept = range(1, arguments.seeds + 1), Kept(arguments.kept)
@@ -250,8 +292,7 @@ def main() -> int:
         for way, futures in zip(ways, running, strict=True):
             found.append([future.result() for future in futures])
             quarters = [
-                [round(losses[whole * part // 4 // way.every * way.every], 4) for part in (1, 2, 3, 4)]
-                for losses in found[-1]
+                [round(losses[latest(losses, whole * part // 4)], 4) for part in (1, 2, 3, 4)] for losses in found[-1]
             ]
             print(f"{way}, at each quarter: {quarters}", file=sys.stderr, flush=True)
     title = f"Held-out loss after {steps} steps" + (f", and {after} of one island before" if after else "")

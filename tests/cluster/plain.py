@@ -91,13 +91,14 @@ def losses_of_islands(
     changes: Changes = MappingProxyType({}),
     outer: Outer | None = None,
     moments: Callable[[int], Mapping[int, int]] = lambda _: {},
+    rate: Callable[[Run, int], float] | None = None,
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of the
     run that each island trains, by its number; one that is missing has lost what it learnt since the last exchange. In a step
     that ``exchanges`` the loss is the loss of the step before; None: there are no rounds then. ``held_out`` gets the held-out
     loss after each. ``outer``: by default the run file's rate and momentum. ``began``: by step, the step after which an island
     began with moments of zero, where that is not the first. ``moments``: by step, and by island that begins before it, the island
-    whose moments it begins with."""
+    whose moments it begins with. ``rate``: of a step, by default the schedule's."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
@@ -148,7 +149,7 @@ def losses_of_islands(
                     of_island = mean_loss(module(inputs.to(device)), labels.to(device), per_token=train.loss_per_token)
                 torch.autograd.backward(of_island)
                 total += of_island.detach() * (counted[island] / sum(counted.values()))
-                update(run, module, optimizer, step)
+                update(run, module, optimizer, step, rate)
                 had[island] += len(numbers[island])
             loss = total.item()
             if exchanges(step) is None:
@@ -184,15 +185,17 @@ def changed(run: Run, values: Mapping[str, float]) -> Run:
     return other
 
 
-def update(run: Run, module: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Applies the gradients of ``step``, and clears them."""
+def update(
+    run: Run, module: nn.Module, optimizer: Optimizer, step: int, rate: Callable[[Run, int], float] | None = None
+) -> None:
+    """Applies the gradients of ``step``, and clears them. ``rate``: of a step, by default the schedule's."""
     if run.train.clip_norm > 0:
         norm = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
         muons = {*map(id, matrices_of(module) if run.train.optimizer == MUON else ())}
         clipped = [p for p in module.parameters() if id(p) not in muons]
         nn.utils.clip_grads_with_norm_(clipped, run.train.clip_norm, norm)
     for group in optimizer.param_groups:
-        group["lr"] = scheduled_rate(run, step)
+        group["lr"] = scheduled_rate(run, step) if rate is None else rate(run, step)
         if group["weight_decay"]:
             group["weight_decay"] = run.train.weight_decay
     optimizer.step()

@@ -241,7 +241,8 @@ class InProcess:
     def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
         step = self.step + 1
         train = self._loaded.run.train
-        commit = Commit(step=step, learning_rate=learning_rate(train, step), weight_decay=train.weight_decay)
+        rate = learning_rate(train, step, rounds=self.plan.rounds)
+        commit = Commit(step=step, learning_rate=rate, weight_decay=train.weight_decay)
         commit.outer.rate, commit.outer.momentum = self.outer.rate, self.outer.momentum
         for island in self.plan.islands:
             norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in island.stages))

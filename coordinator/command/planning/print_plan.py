@@ -41,7 +41,7 @@ from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.model.rounds import lengths_within, mean_seconds
+from dtfm.scheduler.model.rounds import lengths_within, mean_seconds, spread
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
@@ -74,6 +74,7 @@ def print_plan(
     work, tokens, precision = workload_of_files(workload, run, asked, network)
     cluster = cluster_of(network, gpus, links, host_memory, precision)
     length = asked.train.rounds if asked is not None and asked.train.rounds != "auto" else 0
+    batches = None if asked is not None and asked.train.batch_grows else 1
     rented = [gpu for machine in parse_gpus(gpus) for gpu in machine] if gpus is not None else []
     prices, currency = parse_prices(price or [], rented)
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
@@ -86,7 +87,7 @@ def print_plan(
     def searched() -> Decision:
         with search_shown("Planning") as improved:
             if length:
-                search = partial(lay_out, length=length, time_used=used)
+                search = partial(lay_out, length=length, batches=batches, time_used=used)
             else:
                 search = partial(
                     schedule,
@@ -105,7 +106,8 @@ def print_plan(
             seconds = decision.predicted.iteration_seconds
             among = lengths_within(asked.train.steps, audited=asked.trust.audits > 0)
             with announced("Looking whether rounds would be faster"):
-                look = partial(advice, cluster, work.with_rounds(), seconds, among, seed=seed, stopped=stop.is_set)
+                look = partial(advice, cluster, work.with_rounds(), seconds, among, seed=seed, batches=batches)
+                look = partial(look, stopped=stop.is_set)
                 advised = in_background(look, stop)
             looked = advised is not None or not stop.is_set()
             if advised is not None and asked.train.rounds == "auto":
@@ -120,7 +122,8 @@ def print_plan(
         steps = asked.train.steps if asked is not None else SOME_STEPS
         predicted = decision.predicted
         each = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
-        costs = bill(steps, each, prices, idle, currency)
+        grown = spread(length, steps, batches_each=decision.plan.micro_batches // work.micro_batches)
+        costs = bill(grown.end(steps), each, prices, idle, currency)
     pinned = asked.cluster.pinned if stages is None and asked is not None else stages
     uses = list[IdleUse]()
     if idle and not length and not isinstance(pinned, tuple) and not stop.is_set():

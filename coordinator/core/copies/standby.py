@@ -4,7 +4,7 @@ its own work. Like learners in Raft, standbys do not vote."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 from dtfm.coordinator.core.copies.availability import (
@@ -25,7 +25,7 @@ from dtfm.coordinator.core.state.state import State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import control_pb2 as wire, plan_pb2
 
 
 def arrange(transition: Transition) -> None:
@@ -145,11 +145,13 @@ def _copy_patience(state: State, node: str, layers: Layers, donors: Givers, *, j
 
 
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:
-    members, training = state.ledger.members, state.ledger.training
+    members, training, of = state.ledger.members, state.ledger.training, state.rounds
     frozen = [*offered(state, *layers)]
     giving = {name for names in donors for name in names} | {name for each in frozen for name in each.nodes}
     return wire.Standby(
-        rounds=asdict(state.rounds),
+        rounds=plan_pb2.Rounds(  # what a copy needs of them: when it follows an exchange, and how AdamW counts
+            since=of.since, steps=of.steps, count=of.count, before=of.before, restarts=of.restarts
+        ),
         trained_before=training.trained(training.moments_began(training.in_force.stages[0].island)),
         number=number,
         first_layer=layers[0],

@@ -69,14 +69,14 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         if point.step < before or begins_there:
             go_back(transition, point, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
-    generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
+    generation, batches = ledger.training.generation + 1, ledger.training.batches(ledger.training.step)
     at_rest = transition.state.rounds.at_rest(ledger.training.step)
     plan, rounds = _with_fresh_numbers(choice.plan, ledger), rounds_of(transition.state, choice, at_rest=at_rest)
-    debts = ledger.training.debts
-    owed, moments = debts.under(plan, trained), {}
+    debts, plan = ledger.training.debts, replace(plan, rounds=rounds)
+    owed, moments = debts.under(plan, batches), {}
     if choice.with_moments and not at_rest:
         moments = moments_for(ledger, plan)
-    plan = replace(plan, generation=generation, rounds=rounds, owed=owed, counted=debts.counted(plan, trained))
+    plan = replace(plan, generation=generation, owed=owed, counted=debts.counted(plan, batches))
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     if owed not in ledger.training.debts.adopted:
         reason += f"; {total(owed.again):,} micro-batches that lost islands had trained come again"
@@ -120,7 +120,7 @@ def _counts_from(state: State, plan: Plan) -> int:
     """
     training = state.ledger.training
     goes_on = not state.run.trust.audits or state.overdue == training.step + 1
-    same_samples = plan.owed == training.debts.adopted[-1]
+    same_samples = plan.owed == training.debts.adopted[-1] and plan.rounds.batches_each == training.rounds.batches_each
     return training.counts_from if goes_on and same_samples else plan.generation
 
 
@@ -135,14 +135,17 @@ def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
 
 
 def rounds_of(state: State, choice: PlanChosen, *, at_rest: bool) -> Rounds:
-    """The rounds in force. If the plan's rounds have another length, or wrongly begin with moments: the rounds that begin now."""
+    """The rounds in force. If the plan's rounds have another length, or other batches, or wrongly begin with moments: the rounds
+    that begin now."""
     rounds, step, restarts = state.rounds, state.ledger.training.step, state.run.trust.audits > 0
     length = round(choice.plan.rounds.length) if choice.length is None else choice.length
-    go_on = rounds.restarts == (restarts and rounds.count > 0) or not at_rest
-    if go_on and (length == round(rounds.length) or is_length_of(rounds, length)):
+    batches_each = max(1, choice.plan.micro_batches // state.run.train.micro_batches) if length else 1
+    stays = rounds.restarts == (restarts and rounds.count > 0) and rounds.batches_each == batches_each
+    if (stays or not at_rest) and (length == round(rounds.length) or is_length_of(rounds, length)):
         return rounds
-    before = step - state.ledger.training.trained(step)
-    return spread(length, state.run.train.steps - step, step, before, restarts=restarts)
+    before, done = step - state.ledger.training.trained(step), rounds.progress(step)
+    left = state.run.train.steps - done
+    return spread(length, left, step, before, restarts=restarts, batches_each=batches_each, ahead=done - step)
 
 
 def is_length_of(rounds: Rounds, length: int) -> bool:

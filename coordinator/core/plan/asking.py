@@ -60,7 +60,7 @@ def ask(transition: Transition, question: Question, hasty: bool, tickets: Sequen
     waiting = planner.asked.tickets if planner.asked else ()
     asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
     transition.set_planner(replace(planner, number=asked.number, asked=asked))
-    ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
+    ledger, training, steps = state.ledger, state.ledger.training, state.last_step
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
     whole, described = ledger.whole_islands, ledger.description  # whole_islands looks at every member
@@ -90,8 +90,16 @@ def ask(transition: Transition, question: Question, hasty: bool, tickets: Sequen
             },
             uncertainty=uncertainty(state),
             steps_left=steps_left(state) if isinstance(state.phase, Stepping) else 0,
+            batches=_batches(state),
         )
     )
+
+
+def _batches(state: State) -> int | None:
+    """The batches of a step under a layout with rounds. None: as many as there are islands. Within a round they stay."""
+    if not (isinstance(state.phase, Stepping) or state.rounds.at_rest(state.ledger.training.step)):
+        return state.rounds.batches_each
+    return None if state.run.train.batch_grows else 1
 
 
 def round_lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
@@ -109,5 +117,5 @@ def round_lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
     if (fall := steep_start(state)) is not None and fall.is_steep:
         return (0,)
     audited = run.trust.audits > 0
-    others = (0, *lengths_within(run.train.steps - step, audited=audited))
+    others = (0, *lengths_within(run.train.steps - state.rounds.progress(step), audited=audited))
     return tuple(dict.fromkeys((standing, *others) if not standing or state.rounds.restarts == audited else others))

@@ -134,8 +134,13 @@ class State:
     def is_closing(self) -> bool:
         """Whether no step follows the last committed step: all steps are trained, or the run is to stop."""
         hold, step = self.ledger.hold, self.ledger.training.step
-        ends = step >= self.run.train.steps or (hold is not None and hold.ends)
+        ends = step >= self.last_step or (hold is not None and hold.ends)
         return ends and self.rounds.at_rest(step)
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run ends, if its rounds stay: train.steps, or fewer if the batch has grown."""
+        return self.rounds.end(self.run.train.steps)
 
     @property
     def rounds(self) -> Rounds:

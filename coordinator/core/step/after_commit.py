@@ -24,7 +24,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     step, rounds, commit = training.step, state.rounds, last_commit(state.ledger)
     assert commit is not None
     at_rest = rounds.at_rest(step)  # otherwise islands have different weights, and only the next step may follow
-    last, stuck = at_rest and step >= run.train.steps, at_rest and leaver_is_stuck(transition.state)
+    last, stuck = at_rest and step >= state.last_step, at_rest and leaver_is_stuck(transition.state)
     ends = last or (at_rest and state.ledger.hold is not None)
     closing = stuck or state.is_closing
     evaluate = last or (at_rest and rounds.is_due(step, run.train.evaluate_every))

@@ -15,6 +15,7 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.plan_pb2 import CONSTANT, LINEAR, WARMUP_STABLE_DECAY, Run
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 MOST_TIMES = 1e9
 """The largest multiple of the bound that the log records for a clipped gradient."""
@@ -60,7 +61,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
             compute_seconds={node: round(vote.compute_seconds, 3) for node, vote in timed},
             wait_seconds={node: round(vote.wait_seconds, 3) for node, vote in timed},
             resumed=phase.resumed,
-            learning_rate=learning_rate(state.message.train, phase.step, ledger.optimizer.learning_rate),
+            learning_rate=learning_rate(state.message.train, phase.step, ledger.optimizer.learning_rate, state.rounds),
             island_norms={str(island): norm for island, norm in norms.items()} if len(norms) > 1 else {},
             exchange=exchanges,
             outer=outer_steps.chosen(state, phase.step, looked) if exchanges else None,
@@ -87,15 +88,17 @@ def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]
     return {by: whose for by, whose in sorted(told.items()) if whose}
 
 
-def learning_rate(train: Run.Train, step: int, highest: float | None = None) -> float:
-    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step and the ``highest`` rate, by default
-    the run's.
+def learning_rate(train: Run.Train, step: int, highest: float | None = None, rounds: Rounds = NO_ROUNDS) -> float:
+    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step, the ``highest`` rate, by default the
+    run's, and the ``rounds`` in force. If these have larger batches, the schedule goes by the run file's steps that are done
+    after the step, and the rate follows the root of the batch.
 
     It rises linearly to the highest rate during the warm-up. Then it falls to the final fraction of the highest rate, which it
     has at the last step: along a cosine or along a line. With warmup-stable-decay (Hu et al., arXiv 2404.06395) it falls along
     a line only in the last decay_steps. A constant schedule stays at the highest rate.
     """
-    highest = train.learning_rate if highest is None else highest
+    highest, step = train.learning_rate if highest is None else highest, rounds.progress(step)
+    highest *= math.sqrt(rounds.batches_each)
     if step <= train.warmup_steps:
         return highest * step / train.warmup_steps
     if train.schedule == CONSTANT:

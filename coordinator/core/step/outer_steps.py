@@ -60,14 +60,14 @@ def chosen(state: State, step: int, looked: Looked | None) -> OuterStep:
 
 def _is_warm(state: State, step: int) -> bool:
     """Whether the learning rate's warm-up is over. Before that, momentum would carry on changes in directions that soon turn."""
-    return step > state.run.train.warmup_steps
+    return state.rounds.progress(step) > state.run.train.warmup_steps
 
 
 def _is_due(state: State, step: int) -> bool:
     """Whether this exchange tries: if the time that the last trying took is at most MOST_OF_ROUND of the rounds since. The run's
     last exchange always tries, as no other can mend its choice."""
     training = state.ledger.training
-    if training.looking is None or step >= state.run.train.steps:
+    if training.looking is None or step >= state.last_step:
         return True
     (at, took), round_seconds = training.looking, state.rounds.length * (training.step_seconds or 0.0)
     since = (step - training.trained(step)) - (at - training.trained(at))

@@ -24,7 +24,7 @@ def status(state: State) -> wire.RunStatus:
     training = state.ledger.training
     told = wire.RunStatus(
         step=training.step,
-        steps=state.run.train.steps,
+        steps=state.last_step,
         generation=training.generation,
         waiting=shorten(without_addresses(awaited(state))),
         lease_seconds=state.lease,

@@ -18,7 +18,6 @@ from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, ch
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import OVERDUE, PEER_LOST, SETTLED
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
 
 MOST_LOSS = 1e6
@@ -41,7 +40,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
         transition.find(Setback(SETTLED, node, reason, proven=Charge.SAMPLE_COUNT))
         return
     check_loss(vote, state.run.model.family)
-    if problem := _diverges(vote, state.run):
+    if problem := _diverges(vote, state):
         transition.find(_failure(state, wire.NON_FINITE, node, problem))
         return
     passed = auditing.passed_in(state, phase, node, vote)
@@ -95,13 +94,14 @@ def step_overdue(transition: Transition, phase: Stepping) -> None:
     transition.find(Setback(OVERDUE, suspects[0], reason, unwell=unwell))
 
 
-def _diverges(vote: wire.StepReady, run: RunFile) -> str:
+def _diverges(vote: wire.StepReady, state: State) -> str:
     """Why the node's vote makes a step impossible; empty: it does not. A model of the family "module" may have any finite
     loss."""
     if not is_finite(vote.squared_gradient_norm, vote.squared_change_norm, vote.loss_sum, *vote.losses):
         return "its loss or gradient norm is NaN or infinite"
     # Where tokens count alike, a node may have few samples and most of the step's tokens.
-    samples = run.train.global_batch if run.train.loss_per == "token" else max(vote.samples, 1)
+    run, batches = state.run, state.rounds.batches_each
+    samples = batches * run.train.global_batch if run.train.loss_per == "token" else max(vote.samples, 1)
     loss = vote.loss_sum / samples
     if run.model.family != "module" and loss > MOST_LOSS:
         return f"its loss is {loss:.3g} nats a token, which is more than {MOST_LOSS:g}"

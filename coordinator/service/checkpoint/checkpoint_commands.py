@@ -52,6 +52,7 @@ class CheckpointCommands:
                 ledger.copies.digests(command.step),
                 command.step - ledger.training.trained(command.step),
                 lambda digest: card_of(ledger, command.step, digest).text(),
+                ledger.training.progress(command.step) - command.step,
             )
             await asyncio.to_thread(publish, command.gathered, command.folder, ledger.run_id)
         except CheckpointError as error:

@@ -45,6 +45,7 @@ def write_manifest(
     states: Sequence[str] = (),
     exchanges: int = 0,
     card: Callable[[str], str] | None = None,
+    ahead: int = 0,
 ) -> str:
     """Makes the checkpoint whole; ``files`` are in order of bucket. Returns the BLAKE3 (hex) of the manifest.
 
@@ -74,7 +75,7 @@ def write_manifest(
             headers.append((bucket.file, header))
         for name in _buffers(filesystem, path):
             found.setdefault(name, BUFFERS)
-        manifest = Manifest(run, run_id, step, buckets, exchanges)
+        manifest = Manifest(run, run_id, step, buckets, exchanges, ahead)
         if manifest.weights and has_adapter(run):
             write_adapter(filesystem, path, headers, READ_BYTES)
             _check_adapter_config(filesystem, f"{path}/{ADAPTER_CONFIG}", run)

@@ -40,13 +40,14 @@ class BucketFile:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """``run`` is the run file as JSON, so that a checkpoint alone is enough to go on. ``exchanges``: their number up to
-    ``step``."""
+    ``step``. ``ahead``: see Rounds."""
 
     run: Mapping[str, Any]
     run_id: str
     step: int
     buckets: tuple[BucketFile, ...]
     exchanges: int = 0
+    ahead: int = 0
 
     @property
     def weights(self) -> bool:
@@ -83,7 +84,8 @@ def manifest_and_digest(folder: str) -> tuple[Manifest, str]:
             for b in fields["buckets"]
         )
         run, run_id, step = dict(fields["run"]), str(fields["run_id"]), int(fields["step"])
-        manifest = Manifest(run, run_id, step, buckets, int(fields.get("exchanges", 0)))
+        exchanges, ahead = (int(fields.get(name, 0)) for name in ("exchanges", "ahead"))
+        manifest = Manifest(run, run_id, step, buckets, exchanges, ahead)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}/manifest.json is malformed ({error!r}); it is not one of ours") from None
     if any(bucket_of(b.file) is None for b in buckets):

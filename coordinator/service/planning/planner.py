@@ -108,6 +108,7 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> Plan
         stopped=lambda: stopped() or used() > 1,
         known=known,
         held=wanted.incumbent,
+        batches=wanted.batches,
     )
     if best is not None:
         decision = _planned(wanted, best.rounds, stopped, known, kept)
@@ -145,6 +146,7 @@ def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known
     workload, incumbent = wanted.workload, wanted.incumbent
     if length:
         ask = partial(layout.lay_out, length=length, population=kept.layouts, numbers=wanted.islands, known=known)
+        ask = partial(ask, batches=wanted.batches)
         workload = workload.with_rounds()
     elif incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
         ask = partial(ask, held=incumbent)

@@ -42,7 +42,7 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
     if generation is None or voted is None or (audit.generation, audit.step) != (generation.number, voted):
         at = f"step {voted} of generation {generation.number}" if generation is not None and voted else "no step"
         return f"it is of step {audit.step} of generation {audit.generation}; this node has voted on {at}"
-    placement, train = generation.placement, generation.run.train
+    placement = generation.placement
     if generation.commitments is None:
         return "nothing is audited in this step"
     buckets = {piece.bucket for piece in audit.pieces} | ({audit.bucket} if audit.HasField("bucket") else set[int]())
@@ -52,7 +52,7 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
         return _misfit_of_exchange(audit, placement)
     if audit.node == placement.node or audit.node not in placement.replicas:
         return f"{audit.node[:64]!r} is no other replica of this stage"
-    numbers, most = [each.number for each in audit.micro_batches], train.global_batch // train.micro_batch
+    numbers, most = [each.number for each in audit.micro_batches], placement.all_micro_batches
     if not numbers or len(set(numbers)) < len(numbers) or max(numbers) >= most:
         return f"micro-batches {numbers[:8]}; a step has {most}, each once"
     for each in audit.micro_batches:

@@ -49,8 +49,8 @@ class Compute:
 
 def compute_step(loaded: LoadedRun, placement: Placement, stage: Stage, step: int) -> Compute:
     """The functions that compute any micro-batch of ``step``."""
-    trained, of_step = placement.rounds.trained(step), placement.all_micro_batches
-    taken = placement.owed.taken(trained, range(of_step), of_step)
+    rounds, of_step = placement.rounds, placement.all_micro_batches
+    taken = placement.owed.taken(rounds.batches(step - 1), range(of_step), of_step // rounds.batches_each)
     numbers = [*chain.from_iterable(starmap(range, taken))]
     weights = _weights(loaded, placement, numbers, placement.places)
     return _compute(loaded, stage, partial(_training_batch, loaded, numbers), weights, numbers)

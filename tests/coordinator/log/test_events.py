@@ -41,7 +41,7 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
         ],
         "idle": ["d"],
         "takeovers": [],
-        "rounds": {"since": 0, "steps": 0, "count": 0, "before": 0, "restarts": False},
+        "rounds": {"since": 0, "steps": 0, "count": 0, "before": 0, "restarts": False, "batches_each": 1, "ahead": 0},
         "owed": {"since": 0, "again": [], "new": 0},
         "counted": {"since": 0, "had": []},
         "frees_first": [],

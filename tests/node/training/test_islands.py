@@ -25,7 +25,7 @@ from dtfm.scheduler.model.chains import looked_at
 from dtfm.scheduler.model.counted import Counted
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
-from tests.cluster.plain import held_out_loss_of, losses_of_islands
+from tests.cluster.plain import held_out_loss_of, losses_of_islands, scheduled_rate
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
 from tests.node.load_once import load_once
@@ -90,6 +90,47 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
             expected = next(alone)
             if step % (ROUNDS + 1):
                 assert loss == pytest.approx(expected, rel=tolerance, abs=0)
+            else:
+                assert_all_islands_have_the_same(nodes)
+
+
+def test_with_a_batch_that_has_grown_islands_are_copies_that_train_more_samples_in_fewer_steps(run: Run) -> None:
+    """Each step has two batches of the run file. Its rate is the schedule's after the samples that are then trained, times the
+    root of two. After the first round the batch has grown once more, and then it is as it was."""
+    run.network.exchange = "off"
+    islands = [(0, (0, 5), [["a"]], 2), (1, (0, 2, 5), [["b"], ["c"]], 5), (4, (0, 3, 5), [["d"], ["e"]], 3)]
+    layouts = {
+        n: joined([island(i, cuts, names, [n * load]) for i, cuts, names, load in islands], 1) for n in (1, 2, 3)
+    }
+    first = Rounds(0, 3, 1, batches_each=2)
+    second = Rounds(3, 3, 1, before=1, batches_each=3, ahead=2)
+    third = Rounds(6, 2, 1, before=2, ahead=6)
+    begun = {
+        1: replace(layouts[2], rounds=first),
+        4: replace(layouts[3], rounds=second),
+        7: replace(layouts[1], rounds=third),
+    }
+    sizes = [2, 2, 0, 3, 3, 0, 1, 0]
+    before = [sum(sizes[:step]) for step in range(len(sizes))]  # batches before each step
+    done = [2, 4, 5, 8, 11, 12, 13, 14]  # of the run file's steps, after each
+
+    def shares(step: int) -> Mapping[int, Sequence[int]]:
+        numbers = itertools.count(before[step - 1] * 10)
+        return {number: [*itertools.islice(numbers, load * sizes[step - 1])] for number, *_, load in islands}
+
+    alone = losses_of_islands(
+        run,
+        shares,
+        lambda step: not sizes[step - 1],
+        rate=lambda run, step: scheduled_rate(run, done[step - 1]) * sizes[step - 1] ** 0.5,
+    )
+    with started(run, begun[1], first) as nodes:
+        for step, batches in enumerate(sizes, start=1):
+            if step in begun and step > 1:
+                nodes.go_on(replace(begun[step], generation=step))
+            loss, expected = nodes.train(), next(alone)
+            if batches:
+                assert loss == pytest.approx(expected, rel=1e-9, abs=0), f"step {step}"
             else:
                 assert_all_islands_have_the_same(nodes)
 

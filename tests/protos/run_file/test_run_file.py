@@ -145,7 +145,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
             'model = { pretrained = "x", weights = "fp4" }',
             "model.weights = 'fp4': must be one of 'bf16', 'int8' or 'nf4'",
         ),
-        ("[train]\nzzz = 1", "train.zzz: unknown key; the keys are activation_checkpointing, beta1,"),
+        ("[train]\nzzz = 1", "train.zzz: unknown key; the keys are activation_checkpointing, batch_grows,"),
         ('seed = "1"', "seed = '1': must be a whole number"),
         ("seed = -1", "seed = -1: must be at least 0"),
         ("seed = 18446744073709551616", "seed = 18446744073709551616: must be at most 18446744073709551615"),

@@ -16,7 +16,9 @@ from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.plan import Plan, Stage, check, from_routes, joined
 from dtfm.scheduler.model.population import Island, Member
+from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.rounds import spread
+from dtfm.scheduler.replan.price import Terms, price_of_layout
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.llama import llama
 
@@ -239,6 +241,36 @@ def test_what_is_left_of_the_islands_computes_every_micro_batch_once(gone: set[i
     if len(after.islands) == len(plan.islands):
         before, now = chains(plan), chains(after)
         assert all(one == other for one, other in zip(before, now, strict=True) if {*one} <= {*left.ids})
+
+
+def test_if_the_batch_grows_a_step_has_as_many_batches_as_islands_and_costs_as_many_steps() -> None:
+    decision = lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=QUICK, batches=None)
+    plan, problem = decision.plan, Problem(CITIES, WORKLOAD)
+    assert len(plan.islands) > 1
+    assert f"Each step has {len(plan.islands)} batches." in decision.sentence
+    assert plan.micro_batches == 24 * len(plan.islands)
+    step, exchange = decision.predicted.iteration_seconds, decision.predicted.exchange_seconds
+    each = (step + exchange / LENGTH) * tokens_needed(len(plan.islands), WORKLOAD, LENGTH)
+    assert price_of_layout(problem, plan, Terms(LENGTH)).compared == pytest.approx(each / len(plan.islands))
+    shared = lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=QUICK).predicted.iteration_seconds
+    assert step > 2 * shared
+
+
+def test_what_is_left_of_a_grown_batchs_islands_keeps_its_samples_until_the_next_plan() -> None:
+    laid_out = lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=QUICK, batches=None).plan
+    batches = len(laid_out.islands)
+    laid_out = replace(laid_out, rounds=spread(LENGTH, 900, batches_each=batches))
+    left = CITIES.only(
+        [n for n in range(5) if n not in {CITIES.ids.index(node) for node in laid_out.islands[-1].nodes}]
+    )
+    after = carried_on(laid_out, left, WORKLOAD)
+    assert after is not None
+    check(after, 4, 24)
+    assert (len(after.islands), after.micro_batches) == (batches - 1, batches * 24)
+    kept = lay_out(left, WORKLOAD, after, length=LENGTH, evaluations=QUICK, batches=batches)
+    assert kept.plan.micro_batches == batches * 24
+    found = lay_out(left, WORKLOAD, after, length=LENGTH, evaluations=QUICK, batches=None)
+    assert (found.reason, found.plan.micro_batches) == (Reason.REQUESTED, 24 * len(found.plan.islands))
 
 
 @pytest.mark.parametrize(

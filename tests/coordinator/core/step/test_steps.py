@@ -16,9 +16,8 @@ from dtfm.coordinator.core.timeouts import pause_leases
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.clipping import clip_coefficient
-from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.answers import DIGEST
-from tests.coordinator.script import LAYERS, LEASE, LONG, run_table, training
+from tests.coordinator.script import LAYERS, LEASE, LONG, fresh_state, training
 from tests.coordinator.strangers import strangers
 
 
@@ -149,8 +148,8 @@ def test_of_three_replicas_the_one_that_alone_says_so_is_left_out() -> None:
 @pytest.mark.parametrize(("loss_per", "complaint"), [("token", ""), ("sample", "its loss is 1.5e+06 nats a token")])
 def test_few_samples_may_have_most_of_a_steps_tokens_and_so_of_its_loss(loss_per: str, complaint: str) -> None:
     """Where tokens count alike, a node's loss is its part of the whole step's, here of 8 samples, however few it has."""
-    run = parse_run(run_table(train={"loss_per": loss_per}), "here")
-    found = votes._diverges(wire.StepReady(loss_sum=6e6, samples=4), run)
+    state = fresh_state(train={"loss_per": loss_per})
+    found = votes._diverges(wire.StepReady(loss_sum=6e6, samples=4), state)
     assert found[: len(complaint)] == complaint
     assert bool(found) == bool(complaint)
 
