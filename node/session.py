@@ -248,8 +248,9 @@ class Session:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
                     assert self._allowed is not None
-                    trained = welcome.status.step * welcome.run.train.global_batch
-                    self._parts.trainer.prepare(welcome.run, self._parts.ways.dialler, self._allowed, agreed, trained)
+                    self._parts.trainer.prepare(
+                        welcome.run, self._parts.ways.dialler, self._allowed, agreed, welcome.trained_samples
+                    )
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(wire.NodeMessage(leaving=wire.Leaving(reason=self._leave_reason)))
             case "refusal":

@@ -210,7 +210,7 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., bf16: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status", "wait_for_coordinator_seconds")
+    __slots__ = ("run", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status", "wait_for_coordinator_seconds", "trained_samples")
     RUN_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class Welcome(_message.Message):
     WORKED_STEPS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     WAIT_FOR_COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     run: _plan_pb2.Run
     authority: bytes
     certificate: bytes
@@ -231,7 +232,8 @@ class Welcome(_message.Message):
     worked_steps: int
     status: RunStatus
     wait_for_coordinator_seconds: float
-    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., wait_for_coordinator_seconds: _Optional[float] = ...) -> None: ...
+    trained_samples: int
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., wait_for_coordinator_seconds: _Optional[float] = ..., trained_samples: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("step", "steps", "generation", "loss", "tokens", "seconds", "waiting", "lease_seconds", "heartbeat_seconds", "idle")

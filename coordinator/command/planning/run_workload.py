@@ -104,16 +104,14 @@ def _settings(run: RunFile) -> Mapping[str, Any]:
 
 
 def _check_begun_from(adapter: Adapter, base: str, targets: frozenset[str], is_tied: bool) -> None:
-    """Raises ValueError if nodes would refuse the adapter on the hub that the run begins with: it is not there, or it is not
-    what the run file says. ``base``: the model. ``is_tied``: its head is its embedding, and both are trained as one."""
+    """Raises ValueError if nodes would refuse the adapter on the hub that the run begins with, as it is not what the run file
+    says. What is not read from here, nodes check. ``base``: the model. ``is_tied``: its head is its embedding, and both are
+    trained as one."""
     name = adapter.pretrained
     if not is_on_hub(name):  # a folder on this disk has been read, and other places only nodes read
         return
     if (config := _json(name, ADAPTER_CONFIG)) is None:
-        raise ValueError(
-            f"adapter.pretrained is {name!r:.80}, whose {ADAPTER_CONFIG} is not read from here on the hub: the name, the "
-            "revision or the token may be wrong, or huggingface_hub is not installed"
-        )
+        return
     found = _adapter(config, "adapter.pretrained", name)
     try:
         check_base(found, base, name)

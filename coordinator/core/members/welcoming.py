@@ -34,6 +34,7 @@ def welcome(transition: Transition, session: Session, joined: ev.NodeJoined) -> 
         status=telling.status(transition.state),
         worked_steps=transition.state.ledger.trust.worked[session.node],
         wait_for_coordinator_seconds=state.run.cluster.wait_for_coordinator,
+        trained_samples=state.ledger.training.batches(state.ledger.training.step) * state.run.train.global_batch,
     )
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
         message.data_fingerprint = bytes.fromhex(described.data_fingerprint)

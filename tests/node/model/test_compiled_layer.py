@@ -109,7 +109,8 @@ def test_the_layers_of_a_family_are_compiled_once_for_all_of_a_kind(
     assert 2 <= counters["stats"]["unique_graphs"] <= 4, "for training and evaluations, of at most two kinds of layers"
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_layers_train_lengths_of_rows_as_peft_does(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

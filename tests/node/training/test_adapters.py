@@ -121,6 +121,7 @@ def test_so_do_lengths_of_rows_beside_their_directions(
         torch.testing.assert_close(trained[name], value, rtol=0, atol=10 * tolerance, msg=name)
 
 
+@pytest.mark.soak
 def test_lengths_of_rows_in_bf16_are_those_of_pefts_own_loop(tmp_path: Path) -> None:
     """The loop keeps its numbers in fp32, and has peft compute with copies in bf16, a micro-batch at a time."""
     text = run_file(stages=[1, 1], steps=2, precision="bf16", learning_rate=3e-3)

@@ -101,6 +101,15 @@ def test_evaluations_come_as_often_by_samples() -> None:
     assert [each // 14 for each in progress] == [1, 2]
 
 
+def test_a_newcomer_reads_from_the_samples_that_come_next() -> None:
+    world = grown("a", "b", "c")
+    for _ in range(4):
+        go_on(world)
+    assert [step.exchange for step in commits(world)].count(False) == 3
+    world.join("d")
+    assert world.last_to("d", "welcome").trained_samples == 3 * 3 * BATCH
+
+
 def with_a_death() -> World:
     """c is gone after a step of the second round."""
     world = grown("a", "b", "c")
