@@ -13,10 +13,11 @@ from dtfm.coordinator.log.events import StepCommitted
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import Store
 from dtfm.protos.outer import OuterStep
+from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.faults import COORDINATOR, HOLD, SIGKILL, Fault, Phase, fail
+from tests.cluster.faults import COORDINATOR, HOLD, SIGKILL, Fault, Phase, announcement, fail
 from tests.cluster.launch import Cluster
-from tests.cluster.plain import losses_of_islands
+from tests.cluster.plain import losses_of_islands, scheduled_rate
 from tests.cluster.runs import GPT2, run_file
 
 ROUNDS = 3
@@ -94,22 +95,30 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back:
     run = read_run_file(cluster.run_file).message("any")
     run.data.source = str(cluster.folder / run.data.source)
     shares = shares_by_step(cluster)
-    losses = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "step_committed"}
-    assert [*losses] == [*range(1, run.train.steps + 1)]
-    with_rounds = {event["generation"] for event in cluster.of("plan_adopted") if event["plan"]["rounds"]["count"]}
     committed = [event for event in cluster.log() if event["event"] == "step_committed"]
+    losses = {event["step"]: event["loss"] for event in committed}
+    batches = {event["step"]: event["samples"] // run.train.global_batch for event in committed}
+    done = dict(zip(batches, itertools.accumulate(size or 1 for size in batches.values()), strict=True))
+    last = next(step for step in done if done[step] >= run.train.steps)
+    assert [*losses] == [*range(1, last + 1)]
+    with_rounds = {event["generation"] for event in cluster.of("plan_adopted") if event["plan"]["rounds"]["count"]}
     exchanges = {event["step"]: event["exchange"] for event in committed if event["generation"] in with_rounds}
     held_out: dict[int, float] = {}
     outers = {event["step"]: OuterStep(**event["outer"]) for event in committed if event["exchange"]}
     began = began_by_step(cluster).__getitem__
     moments = moments_by_step(cluster).__getitem__
+
+    def rate(run: Run, step: int) -> float:
+        return scheduled_rate(run, done[step]) * float(batches[step]) ** 0.5
+
+    outer = lambda step, _: outers[step]  # noqa: E731
     alone = losses_of_islands(
-        run, shares.__getitem__, exchanges.get, held_out, began, outer=lambda step, _: outers[step], moments=moments
+        run, shares.__getitem__, exchanges.get, held_out, began, outer=outer, moments=moments, rate=rate
     )
     for step in losses:
         assert losses[step] == pytest.approx(next(alone), rel=tolerance, abs=0), f"step {step}"
     told = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "evaluated"}
-    assert told[run.train.steps] == pytest.approx(held_out[run.train.steps], rel=tolerance, abs=0)
+    assert told[last] == pytest.approx(held_out[last], rel=tolerance, abs=0)
     assert cluster.check().findings == ()
     assert len(cluster.of("rolled_back")) == rolled_back
 
@@ -142,6 +151,27 @@ def test_islands_train_what_one_process_with_as_many_copies_does(
         assert cluster.coordinator is not None
         assert "ignored" not in cluster.coordinator.errors
         assert not any("failed" in node.errors for node in cluster.nodes.values())
+
+
+@pytest.mark.soak
+def test_a_batch_that_grows_with_the_islands_is_trained_exactly_through_deaths_and_a_restart(tmp_path: Path) -> None:
+    """Within the round in which an island dies, the others train as many samples; then the batch is smaller."""
+    faults = [
+        fail("c1").at(step=6, phase=Phase.FORWARD).by(SIGKILL),
+        fail(COORDINATOR).at(step=9, phase=Phase.COMMIT).by(SIGKILL),
+    ]
+    run = text(48).replace("[train]\n", "[train]\nbatch_grows = true\n")
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=NODES, faults=faults) as cluster:
+        assert cluster.coordinator is not None
+        cluster.coordinator.wait_for_error(announcement(faults[1]))
+        cluster.coordinator.wait(10)
+        cluster.start_coordinator()
+        assert cluster.finish() == 0
+        assert_exact_islands(cluster)
+        committed = [event for event in cluster.log() if event["event"] == "step_committed"]
+        sizes = [event["samples"] * 3 // committed[0]["samples"] for event in committed if not event["exchange"]]
+        assert sizes == sorted(sizes, reverse=True)
+        assert {*sizes} == {3, 2}
 
 
 @pytest.mark.soak
