@@ -13,7 +13,7 @@ from dtfm.coordinator.core.copies import checkpoints, keeping_up, snapshot
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback, Unwell
-from dtfm.coordinator.core.health import nodes, pairs
+from dtfm.coordinator.core.health import broken_pairs, failing_nodes
 from dtfm.coordinator.core.health.run_fault import fault_of_the_run
 from dtfm.coordinator.core.members import welcoming
 from dtfm.coordinator.core.members.quarantine import quarantine
@@ -142,9 +142,9 @@ def _leave_out(transition: Transition, unwell: Iterable[Unwell]) -> None:
     """Plans leave out these nodes and pairs from now on. If several nodes fail alike, the run may be at fault: then it ends."""
     for each in unwell:
         if each.peer:
-            pairs.lost(transition, each.node, each.peer, each.why)
+            broken_pairs.lost(transition, each.node, each.peer, each.why)
         else:
-            nodes.failed(transition, each.node, each.problem, each.why)
+            failing_nodes.failed(transition, each.node, each.problem, each.why)
             if fault := fault_of_the_run(transition.state, each.node):
                 fail(transition, fault)
                 return

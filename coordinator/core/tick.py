@@ -12,7 +12,7 @@ from dataclasses import replace
 from dtfm.coordinator.core import act, steering, transition as t
 from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
-from dtfm.coordinator.core.health import nodes, pairs
+from dtfm.coordinator.core.health import broken_pairs, failing_nodes
 from dtfm.coordinator.core.members import describing, invitations, leaving, membership, quarantine, timing
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
@@ -132,7 +132,14 @@ _FIRST = (
     steering.stop_when_safe,
 )
 _OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
-_LAST = (snapshot.go_on, checkpoints.go_on, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
+_LAST = (
+    snapshot.go_on,
+    checkpoints.go_on,
+    standby.end_overdue,
+    leaving.let_go,
+    broken_pairs.measure_broken,
+    failing_nodes.test,
+)
 """The rules, in their order. Those of plans depend on the ledger, the planner and the phase."""
 
 

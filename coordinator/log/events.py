@@ -51,6 +51,7 @@ from dtfm.coordinator.log.reach import (
     Way as Way,
     WaysChosen as WaysChosen,
 )
+from dtfm.coordinator.log.recent_losses import LossSpiked as LossSpiked
 from dtfm.coordinator.log.run import (
     CoordinatorStopped as CoordinatorStopped,
     DataConfirmed as DataConfirmed,
@@ -68,7 +69,6 @@ from dtfm.coordinator.log.run import (
     RunStopped as RunStopped,
     Waiting as Waiting,
 )
-from dtfm.coordinator.log.spikes import LossSpiked as LossSpiked
 from dtfm.coordinator.log.steps import (
     DigestMismatch as DigestMismatch,
     Evaluated as Evaluated,

@@ -14,8 +14,8 @@ from dtfm.coordinator.log.copies import Copies
 from dtfm.coordinator.log.health import Health
 from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
+from dtfm.coordinator.log.recent_losses import Losses
 from dtfm.coordinator.log.run import Described, Listens, RunFailed, RunFinished, RunPaused
-from dtfm.coordinator.log.spikes import Losses
 from dtfm.coordinator.log.steps import Evaluated, TextWritten
 from dtfm.coordinator.log.training import Optimizer, Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust

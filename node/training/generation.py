@@ -26,7 +26,8 @@ from dtfm.node.training.memory_budget import early_bytes, free_bytes, is_short, 
 from dtfm.node.training.reduction.contribution_bound import ContributionBound
 from dtfm.node.training.reduction.final_gradients import FinalGradients
 from dtfm.node.training.reduction.matrix_updates import orthogonalise_alone
-from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
+from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals
+from dtfm.node.training.reduction.sending_order import sending_order
 from dtfm.node.training.step import pipeline
 from dtfm.node.training.step.compute import compute_held_out, compute_step
 from dtfm.node.training.step.outgoing import Outgoing

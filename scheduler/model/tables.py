@@ -12,6 +12,7 @@ import numpy as np
 
 from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, in_flight
 from dtfm.scheduler.model.problem import Floats, Ints, Problem, Records
+from dtfm.scheduler.model.relayed_links import shared_slowness
 from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.workload import Workload
 
@@ -84,7 +85,7 @@ def tables(problem: Problem) -> Tables:
     rows = np.append(problem.line, len(problem.line) + np.arange(len(lines)))
     per_up = np.append(per_up, [1 / each.up for each in lines])
     per_down = np.append(per_down, [1 / each.down for each in lines])
-    shared = _shared(problem, np.maximum(per_up, per_down))
+    shared = shared_slowness(problem, np.maximum(per_up, per_down))
     with np.errstate(divide="ignore"):
         speed = np.minimum(np.minimum(speed, 1.0 / shared), FASTEST)
     slower, faster = np.minimum(speed, speed.T), np.maximum(speed, speed.T)
@@ -140,16 +141,6 @@ def _siblings(rows: Ints) -> Ints:
         nodes = np.flatnonzero(rows == line)[:-1]
         siblings[nodes] = np.roll(nodes, -1)
     return siblings
-
-
-def _shared(problem: Problem, per_byte: Floats) -> Floats:
-    """Seconds per byte of a tensor on each link when its relay serves all its nodes at the same time; 0 where the link is
-    direct. ``per_byte`` is by row of Tables.node."""
-    slowness = np.zeros_like(problem.slowness)
-    for relay in np.unique(problem.via[problem.via >= 0]):
-        served = problem.via == relay
-        slowness[served] = per_byte[relay] * np.count_nonzero(served.any(axis=1))
-    return slowness
 
 
 def _working(workload: Workload) -> Floats:

@@ -43,7 +43,7 @@ import torch
 from dtfm.coordinator.core.plan.steep_start import fall_of
 from dtfm.coordinator.core.step.outer_steps import NO_MOMENTUM, OUTER_STEPS
 from dtfm.coordinator.log.outer import Looked
-from dtfm.coordinator.log.spikes import WINDOW
+from dtfm.coordinator.log.recent_losses import WINDOW
 from dtfm.node.data.load import load_data
 from dtfm.protos.outer import OuterStep
 from dtfm.protos.plan_pb2 import ADAMW, MUON, Run

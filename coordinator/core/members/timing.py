@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.health import nodes
+from dtfm.coordinator.core.health import failing_nodes
 from dtfm.coordinator.core.plan.drift import DEVICE_OFF
 from dtfm.coordinator.core.state.session import Session
 from dtfm.coordinator.core.timeouts import TIMED_LEASES
@@ -21,7 +21,7 @@ def timed_again(transition: Transition, session: Session, message: wire.Timed) -
     check_flops(message.flops, "timed.flops")
     node, ledger = session.node, transition.state.ledger
     plan, member = ledger.training.plan, ledger.members[node]
-    was_asked = nodes.answered(transition, node)
+    was_asked = failing_nodes.answered(transition, node)
     ledger = transition.state.ledger
     too_soon = not was_asked and transition.now - session.timed < TIMED_LEASES * transition.state.lease
     if too_soon or (not was_asked and plan is not None and plan.stage_of(node) is not None):

@@ -16,7 +16,7 @@ from dtfm.coordinator.core.copies.lost_state import resume_point
 from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Setback, Unwell
 from dtfm.coordinator.core.givers import givers
-from dtfm.coordinator.core.health.pairs import may_lose
+from dtfm.coordinator.core.health.broken_pairs import may_lose
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
 from dtfm.coordinator.core.plan.beginning_islands import moments_for

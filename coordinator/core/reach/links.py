@@ -1,4 +1,4 @@
-"""Links: which node measures which, and links that became slow. Broken links are in core/health/pairs.py."""
+"""Links: which node measures which, and links that became slow. Broken links are in core/health/broken_pairs.py."""
 
 from __future__ import annotations
 

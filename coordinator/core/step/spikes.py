@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dtfm.coordinator.core.plan import rollback
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.spikes import Kind
+from dtfm.coordinator.log.recent_losses import Kind
 
 SPREADS = 6.0
 """A spike is this many times the usual spread above the usual loss. The spread is a standard deviation, estimated from the median

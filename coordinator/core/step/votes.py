@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.copies import keeping_up
 from dtfm.coordinator.core.findings import Doubt, Setback, Unwell
-from dtfm.coordinator.core.health.pairs import exchange, may_lose
+from dtfm.coordinator.core.health.broken_pairs import exchange, may_lose
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.refusal import is_finite, name_some, shorten
 from dtfm.coordinator.core.state.state import State

@@ -18,7 +18,7 @@ elements that it left out are added to its next changes of the same elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from dtfm.kernels.codec import Codec, Encoded, decode, encode, encode_with_feedb
 from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.host.work import WORK
-from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.reduction.bucket_sum import BucketSum
 from dtfm.node.training.reduction.contribution_bound import Clipped, ContributionBound
@@ -54,11 +54,6 @@ class Final:
 
     bucket: int
     before: Beside = nullcontext
-
-
-def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
-    """The buckets' indices, as a backward pass finishes them; any two are in the same order on every node."""
-    return [spec.index for spec in sorted(buckets, key=lambda spec: (-min(spec.layers), spec.index))]
 
 
 class Reducer:

@@ -14,7 +14,7 @@ from dtfm.coordinator.core.plan.adoption import rounds_of
 from dtfm.coordinator.core.plan.asking import round_lengths
 from dtfm.coordinator.core.state.planner import PlanChosen
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.spikes import WINDOW, Losses, Recent
+from dtfm.coordinator.log.recent_losses import WINDOW, Losses, Recent
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread

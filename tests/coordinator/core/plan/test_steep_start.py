@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from dtfm.coordinator.core.plan.asking import round_lengths
 from dtfm.coordinator.core.plan.steep_start import LEAST, STEEP, Fall, fall_of
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.spikes import WINDOW
+from dtfm.coordinator.log.recent_losses import WINDOW
 from tests.coordinator.core.plan.test_rounds import AUTO, answer, asked
 from tests.coordinator.script import World
 

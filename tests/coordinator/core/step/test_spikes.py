@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.step.spikes import IN_A_ROW, LEAST, LEAST_SHARE, spike
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.spikes import WINDOW, Kind, Recent
+from dtfm.coordinator.log.recent_losses import WINDOW, Kind, Recent
 from tests.coordinator.core.plan.test_rollback import roll_back
 from tests.coordinator.script import World, restarted, training
 

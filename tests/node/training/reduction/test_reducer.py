@@ -22,7 +22,8 @@ from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import Group, pieces, placement_of, shards
 from dtfm.node.training.reduction import bucket_sum, reducer as reducer_module
-from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals, sending_order
+from dtfm.node.training.reduction.reducer import Final, Reducer, Residuals
+from dtfm.node.training.reduction.sending_order import sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Closed, Receiver
 from dtfm.node.transport.sender import What

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.health import nodes
+from dtfm.coordinator.core.health import failing_nodes
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.state.members import Retry
 from dtfm.coordinator.core.transition import Transition
@@ -37,7 +37,7 @@ def lost(transition: Transition, node: str, peer: str, why: str) -> None:
     transition.set_members(replace(members, lost={**members.lost, node: (ledger.trust.commits, named)}))
     if len(named) >= MOST_NAMED and node in ledger.working:
         reason = f"it lost {', '.join(sorted(named))} one after the other, so that its own connection may be at fault"
-        nodes.failed(transition, node, PEER_LOST, reason)
+        failing_nodes.failed(transition, node, PEER_LOST, reason)
 
 
 def exchange(ledger: Ledger, node: str, peer: str) -> bool:
@@ -71,7 +71,7 @@ def measure_broken(transition: Transition) -> None:
         since = now if known.works_since is None else known.works_since
         if pair not in retries and now <= since + known.pause:
             retries[pair] = replace(known, works_since=since)
-    ready, at_once = set(ledger.ready), nodes.stands_still(state)
+    ready, at_once = set(ledger.ready), failing_nodes.stands_still(state)
     for node, peer in sorted(ledger.reach.broken):
         retry = retries[node, peer]
         if {node, peer} <= ready and (now >= retry.due or (at_once and retry.is_first)):
