@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back:
     moments = moments_by_step(cluster).__getitem__
 
     def rate(run: Run, step: int) -> float:
-        return scheduled_rate(run, done[step]) * float(batches[step]) ** 0.5
+        return scheduled_rate(run, done[step]) * math.sqrt(batches[step])
 
     outer = lambda step, _: outers[step]  # noqa: E731
     alone = losses_of_islands(
