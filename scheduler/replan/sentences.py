@@ -18,7 +18,8 @@ FIRST = "No plan was in force."
 
 OBSTACLES = {
     Reason.NODE_LOST: "The plan used a node that has left.",
-    Reason.REQUESTED: "The plan lacked the requested stages, batches or ways to keep what nodes need, or was for another model.",
+    Reason.REQUESTED: "The plan lacked the requested stages, batches or ways to keep what nodes need, "
+    "or was for another workload.",
     Reason.INFEASIBLE: "The plan needed a link or memory that is gone.",
     Reason.NOT_PROVEN: "The plan had stages without a proven node.",
 }

@@ -104,8 +104,8 @@ def _settings(run: RunFile) -> Mapping[str, Any]:
 
 
 def _check_begun_from(adapter: Adapter, base: str, targets: frozenset[str], is_tied: bool) -> None:
-    """Raises ValueError if nodes would refuse the adapter on the hub that the run begins with, as it is not what the run file
-    says. What is not read from here, nodes check. ``base``: the model. ``is_tied``: its head is its embedding, and both are
+    """Raises ValueError if the adapter on the hub that the run begins with differs from the run file: nodes would refuse it.
+    What is not read from here, nodes check. ``base``: the model. ``is_tied``: its head is its embedding, and both are
     trained as one."""
     name = adapter.pretrained
     if not is_on_hub(name):  # a folder on this disk has been read, and other places only nodes read
